@@ -1,0 +1,198 @@
+"""What the model is shown of a journal: messages, in an order that every provider accepts.
+
+Only a user's own words stand in the user's role. Everything else from outside is data under a label that
+names its source and how it was verified, and that nothing inside it can close (B4). What the runtime did
+under a consent is shown as data too, never as the model's own calls (K17).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from sayso.core.inputs import InputKind
+from sayso.core.labels import Label, Part, join
+from sayso.core.origin import PrincipalKind
+from sayso.core.rows import (
+    Called,
+    ConsentDeclinedBody,
+    ConsentExpiredBody,
+    ConsentWithdrawnBody,
+    InputBody,
+    ModelCalledBody,
+    ModelSaidBody,
+    NoticeBody,
+    Outcome,
+    Row,
+    ToolResultBody,
+    TurnEndBody,
+    TurnStartBody,
+    TurnStepsBody,
+)
+from sayso.core.text import block
+
+
+class MessageRole(StrEnum):
+    """Whose place a message takes in a model's request."""
+
+    #: a user's own words
+    USER = "user"
+    #: labelled data: from outside, or what the runtime did
+    DATA = "data"
+    ASSISTANT = "assistant"
+    #: the result of one of the assistant's calls
+    RESULT = "result"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `seq` is the row it comes from."""
+
+    role: MessageRole
+    text: str
+    label: Label
+    seq: int
+    #: calls that the assistant made, in order
+    calls: tuple[Called, ...] = ()
+    #: the call that a result answers
+    call: str = ""
+    tool: str = ""
+    outcome: Outcome | None = None
+    #: for data: whose words they are
+    source: str = ""
+
+
+class Labelling(Protocol):
+    """How a part from outside is wrapped; a parameter so that a test can break the rule on purpose."""
+
+    def __call__(self, part: Part, *, key: str) -> str: ...
+
+
+def labelled(part: Part, *, key: str) -> str:
+    """Return `part` as labelled data. `key` is the row's secret commit key: the tag made from it can't be
+    guessed by whoever wrote the text, and is the same each time the row is shown."""
+    tag = "data-" + hashlib.sha256(key.encode()).hexdigest()[:16]
+    verified = f' verified="{block(part.verified)}"' if part.verified else ' verified="no"'
+    head = f'<{tag} source="{block(part.source)}"{verified} integrity="{part.label.integrity}">'
+    return f"{head}\n{block(part.text)}\n</{tag}>"
+
+
+def _by_runtime(text: str, *, source: str, label: Label, key: str) -> str:
+    return labelled(Part(text, source, label, "runtime"), key=key)
+
+
+@dataclass(slots=True)
+class Context:
+    """The messages of a session, kept up row by row; adding one costs the same at any length.
+
+    While a batch of calls lacks results, other messages wait, so that a call is always followed by its
+    results (K30). It keeps the newest `messages_max` messages or a few more, cut where a turn begins.
+    """
+
+    wrap: Labelling = labelled
+    messages_max: int = 2_000
+    messages: deque[Message] = field(default_factory=deque)
+    #: texts in view, newest last, in which a question looks for where a value came from (K31)
+    parts: deque[Part] = field(default_factory=lambda: deque(maxlen=64))
+    label: Label = field(default_factory=lambda: join(()))
+    _open: set[str] = field(default_factory=set)
+    _held: list[Message] = field(default_factory=list)
+    #: calls that the runtime fixed, whose results are shown as data
+    _fixed: dict[str, Called] = field(default_factory=dict)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Take newly accepted rows into view."""
+        for row in rows:
+            for message in self._messages(row):
+                self._place(message)
+        self._cut()
+
+    def _place(self, message: Message) -> None:
+        if message.role is MessageRole.RESULT:
+            self.messages.append(message)
+            self._open.discard(message.call)
+            if not self._open:
+                self.messages.extend(self._held)
+                self._held.clear()
+        elif self._open:
+            self._held.append(message)
+        else:
+            self.messages.append(message)
+            self._open.update(called.call for called in message.calls)
+        self.label = self.label.join(message.label)
+
+    def _cut(self) -> None:
+        """Drop the oldest messages once there are a tenth too many, up to a message that begins something."""
+        if len(self.messages) <= self.messages_max * 11 // 10 or self._open:
+            return
+        while len(self.messages) > self.messages_max or (
+            self.messages and self.messages[0].role in (MessageRole.RESULT, MessageRole.ASSISTANT)
+        ):
+            self.messages.popleft()
+
+    def _messages(self, row: Row) -> list[Message]:
+        match row.body:
+            case InputBody() as body:
+                return self._input(row, body)
+            case NoticeBody(parts=parts):
+                self.parts.extend(parts)
+                return [self._data(row, part) for part in parts]
+            case ModelSaidBody(parts=parts):
+                return [Message(MessageRole.ASSISTANT, _text(parts), join(p.label for p in parts), row.seq)]
+            case ModelCalledBody(calls=calls, parts=parts):
+                label = join(p.label for p in parts) if parts else self.label
+                return [Message(MessageRole.ASSISTANT, _text(parts), label, row.seq, calls=calls)]
+            case TurnStepsBody(calls=calls):
+                self._fixed.update((called.call, called) for called in calls)
+                return []
+            case ToolResultBody() as body:
+                return [self._result(row, body)]
+            case TurnStartBody(continues=turn) as body if turn is not None:
+                return [self._told(row, f"This goes on from {turn}, whose question {body.consent} was answered.")]
+            case TurnEndBody(ending=ending, reason=reason) if reason:
+                return [self._told(row, f"{row.turn} ended: {ending}, {reason}.")]
+            case ConsentDeclinedBody(consent=consent, parts=parts) as body:
+                said = [self._person(row, part) for part in parts]
+                return [self._told(row, f"{body.by} said no to {consent}. Nothing of it was run."), *said]
+            case ConsentExpiredBody(consent=consent):
+                return [self._told(row, f"{consent} expired unanswered. Nothing of it was run.")]
+            case ConsentWithdrawnBody(consent=consent, reason=reason):
+                return [self._told(row, f"{consent} was withdrawn: {reason}.")]
+            case _:
+                return []
+
+    def _input(self, row: Row, body: InputBody) -> list[Message]:
+        parts = body.input.parts
+        self.parts.extend(parts)
+        mine = body.input.principal.kind is PrincipalKind.USER and body.input.kind is InputKind.MESSAGE
+        return [self._person(row, part) if mine else self._data(row, part) for part in parts]
+
+    def _person(self, row: Row, part: Part) -> Message:
+        return Message(MessageRole.USER, part.text, part.label, row.seq, source=part.source)
+
+    def _data(self, row: Row, part: Part) -> Message:
+        return Message(MessageRole.DATA, self.wrap(part, key=row.commit_key), part.label, row.seq, source=part.source)
+
+    def _told(self, row: Row, text: str) -> Message:
+        return self._data(row, Part(text, "runtime", join(()), "runtime"))
+
+    def _result(self, row: Row, body: ToolResultBody) -> Message:
+        self.parts.extend(body.parts)
+        label = join(part.label for part in body.parts)
+        fixed = self._fixed.pop(body.call, None)
+        if fixed is not None:
+            text = f"{body.tool}, run by the runtime with a person's consent: {body.outcome}. {_text(body.parts)}"
+            wrapped = _by_runtime(text, source=f"tool:{body.tool}", label=label, key=row.commit_key)
+            return Message(MessageRole.DATA, wrapped, label, row.seq, tool=body.tool, outcome=body.outcome)
+        wrapped = "\n".join(self.wrap(part, key=row.commit_key) for part in body.parts)
+        return Message(
+            MessageRole.RESULT, wrapped, label, row.seq, call=body.call, tool=body.tool, outcome=body.outcome
+        )
+
+
+def _text(parts: Sequence[Part]) -> str:
+    return "\n".join(part.text for part in parts)

@@ -1,0 +1,112 @@
+"""The error tree: each class is one thing that a caller may conclude.
+
+`Refused`: nothing happened, and the same request will not do better later.
+`Busy`: nothing happened, and it may do better later. `OutcomeUnknown`: find out first.
+Only `server/wire.py` knows status codes.
+"""
+
+from __future__ import annotations
+
+
+class SaysoError(Exception):
+    """Base of every error that sayso raises on purpose."""
+
+
+class Refused(SaysoError):
+    """Nothing happened, and the same request will not do better later."""
+
+
+class Busy(SaysoError):
+    """Nothing happened; the same request may succeed later."""
+
+
+class OutcomeUnknown(SaysoError):
+    """It may have happened. Find out before trying again."""
+
+
+class NotFound(Refused):
+    """There is no such thing, or it is not this caller's to see: the two look alike on purpose."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"no such {what}")
+        self.what = what
+
+
+class Unauthenticated(Refused):
+    """The caller did not prove who they are."""
+
+
+class Forbidden(Refused):
+    """The caller is known, and this is not theirs to do."""
+
+
+class Invalid(Refused):
+    """The request does not say something we can act on; `detail` says what is wrong with it."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+class Misused(Refused):
+    """An idempotency key came again with other content (K27): nothing was stored."""
+
+
+class AnswerRefused(Refused):
+    """An answer that the door does not take: no approver, another digest, another question (K12)."""
+
+    def __init__(self, consent: str, why: str) -> None:
+        super().__init__(f"{consent}: {why}")
+        self.consent, self.why = consent, why
+
+
+class Fenced(Refused):
+    """A newer epoch owns the session; this worker must stop writing."""
+
+    def __init__(self, session: str, *, ours: int) -> None:
+        super().__init__(f"session {session}: epoch {ours} was replaced")
+        self.session, self.ours = session, ours
+
+
+class Conflict(Refused):
+    """The store holds other content under a position that we accepted rows for (H5)."""
+
+    def __init__(self, session: str, seq: int) -> None:
+        super().__init__(f"session {session}: the store holds another row at {seq}")
+        self.session, self.seq = session, seq
+
+
+class IllegalChange(Refused):
+    """A row asks for a change that the state of its subject does not allow; nothing was written.
+
+    This is the refusal of a state machine (a consent used twice, a second result of one call),
+    so it means a fault of ours or a lost race, never a client's request.
+    """
+
+
+class OutOfOrder(Refused):
+    """The turn machine was told an event that cannot happen in its phase."""
+
+
+class InboxFull(Busy):
+    """The session's inbox is at its limit; it takes more once the owner has taken some."""
+
+    def __init__(self, session: str, limit: int) -> None:
+        super().__init__(f"session {session}: {limit} inputs wait already")
+        self.session, self.limit = session, limit
+
+
+class StoreUnavailable(Busy):
+    """The store cannot take or read anything now: locked, full, read-only or gone."""
+
+
+class StoreLocked(Refused):
+    """Another process owns this store; two may not run sessions on one SQLite file."""
+
+
+class CommitUnknown(OutcomeUnknown):
+    """COMMIT itself failed, so the rows may or may not be stored: reconcile by their commit keys."""
+
+
+class ToolFailed(Refused):
+    """What a tool raises to say: it did not happen, and here is why. The text goes to the model."""

@@ -1,0 +1,95 @@
+"""What arrives: an input, the lane it waits in, and what recognises its repeat.
+
+An input is stored before it is acknowledged and acted on after (A7). A repeat is known by its source
+and event id, whatever session it names (A4, K27).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sayso.core.labels import Part
+from sayso.core.operation import Ref
+from sayso.core.origin import Principal
+
+
+class Lane(StrEnum):
+    """How an input waits."""
+
+    #: in order of arrival, for the running turn to end
+    NORMAL = "normal"
+    #: settled between any two awaits of the running turn: answers, expiries, notices
+    CONTROL = "control"
+
+
+class InputKind(StrEnum):
+    """What an input is to the session."""
+
+    #: a person's words; starts a turn
+    MESSAGE = "message"
+    #: what a source told us; starts a turn
+    EVENT = "event"
+    #: delivered when it arrives; needs no turn and no authority (A11)
+    NOTICE = "notice"
+    #: a person's answer to a stored question
+    ANSWER = "answer"
+    #: a question's time is over
+    EXPIRY = "expiry"
+    #: a bare yes or no that fits no question, or several: the runtime asks which (K20)
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A person's answer to one question, by its id and the digest of what it fixed (B7)."""
+
+    consent: str
+    digest: str
+    yes: bool
+    reason: str = ""
+    #: the places of the steps that a yes ticks; None means all
+    steps: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input as stored. `about` and `gone` are what a source's event names (A12, A13)."""
+
+    kind: InputKind
+    principal: Principal
+    #: how the principal was verified, e.g. "standard-webhooks v1", "api token"
+    verified: str
+    parts: tuple[Part, ...] = ()
+    about: tuple[Ref, ...] = ()
+    #: the source says that what it names no longer exists
+    gone: bool = False
+    answer: Answer | None = None
+    #: the question whose time is over
+    consent: str | None = None
+    #: the sender's own ids of this message; they correlate and never deduplicate (H19)
+    client_send_ids: tuple[str, ...] = ()
+
+    @property
+    def lane(self) -> Lane:
+        """The lane that this kind of input waits in."""
+        match self.kind:
+            case InputKind.MESSAGE | InputKind.EVENT | InputKind.UNCLEAR:
+                return Lane.NORMAL
+            case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY:
+                return Lane.CONTROL
+
+
+_BARE = re.compile(r"\s*(yes|no)\s*[.!]?\s*", re.IGNORECASE)
+
+
+def bare_answer(text: str) -> bool | None:
+    """Return True for a message that is a yes and nothing else, False for a no, else None (B7, K20)."""
+    match = _BARE.fullmatch(text)
+    return None if match is None else match.group(1).lower() == "yes"
+
+
+def timer_event_id(consent: str, instant_ms: int) -> str:
+    """Return the event id of a question's expiry: one per question and instant, so it fires once (K12)."""
+    return f"{consent}@{instant_ms}"

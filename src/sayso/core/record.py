@@ -1,0 +1,143 @@
+"""How an entry of the record reads: a kind and a sentence, for the log, a page, a test (E1).
+
+One sentence for each kind of row. Values from outside stand between marks and on one line, so that no
+entry can be made to look like another.
+"""
+
+from __future__ import annotations
+
+from sayso.core.canonical import canonical
+from sayso.core.inputs import Input, InputKind
+from sayso.core.labels import Part
+from sayso.core.operation import Ref
+from sayso.core.rows import (
+    AnswerRefusedBody,
+    Called,
+    ConsentApprovedBody,
+    ConsentDeclinedBody,
+    ConsentExpiredBody,
+    ConsentUsedBody,
+    ConsentWithdrawnBody,
+    EffectGoneBody,
+    InputBody,
+    ModelCalledBody,
+    ModelSaidBody,
+    NoticeBody,
+    Outcome,
+    Row,
+    ToolIntendedBody,
+    ToolResultBody,
+    ToolSentBody,
+    ToolUnknownBody,
+    TurnAskBody,
+    TurnEndBody,
+    TurnStartBody,
+    TurnStepsBody,
+)
+from sayso.core.text import plain, quoted
+
+#: characters of somebody's words that a line shows
+WORDS_CHARS_MAX = 160
+
+
+def words(parts: tuple[Part, ...]) -> str:
+    """Return somebody's words as a line shows them: between marks, nothing hidden, cut with a count."""
+    return quoted("\n".join(part.text for part in parts), chars_max=WORDS_CHARS_MAX)
+
+
+def _call(called: Called) -> str:
+    arguments = ", ".join(
+        f"{name}={plain(value if isinstance(value, str) else canonical(value), chars_max=60)}"
+        for name, value in called.arguments.items()
+    )
+    return f"{plain(called.tool, chars_max=60)}({arguments})"
+
+
+def _refs(refs: tuple[Ref, ...]) -> str:
+    return ", ".join(plain(str(ref), chars_max=80) for ref in refs)
+
+
+def heard(received: Input, event_id: str) -> str:
+    """Return the sentence of an input."""
+    who = received.principal.id
+    match received.kind:
+        case InputKind.MESSAGE | InputKind.UNCLEAR:
+            return f"{who}: {words(received.parts)}"
+        case InputKind.EVENT | InputKind.NOTICE:
+            about = f" about {_refs(received.about)}" if received.about else ""
+            return f"{who}{about}: {words(received.parts)}"
+        case InputKind.ANSWER:
+            assert received.answer is not None
+            return f"{who} answers {received.answer.consent}: {'yes' if received.answer.yes else 'no'}"
+        case InputKind.EXPIRY:
+            return f"the time of {received.consent} is over ({plain(event_id, chars_max=80)})"
+
+
+def persisted(received: Input, event_id: str) -> str:
+    """Return the door's sentence for an input that it stored (A7)."""
+    id_ = plain(event_id, chars_max=80)
+    match received.kind:
+        case InputKind.EXPIRY:
+            return f"{id_} from the runtime's timer"
+        case InputKind.ANSWER:
+            return f"{heard(received, event_id)} ({received.verified}); now acknowledged"
+        case _:
+            return f"{id_} from {received.principal.id}, verified by {received.verified}; now acknowledged"
+
+
+def _turn_start(row: Row, body: TurnStartBody) -> str:
+    text = f"{row.turn} origin={body.origin.principal.id}"
+    if body.continues is not None:
+        return f"{text}, continues {body.continues} after the answer to {body.consent}"
+    return f"{text}, runs the steps of {body.consent}" if body.consent else text
+
+
+def _result(body: ToolResultBody) -> str:
+    said = words(body.parts) if body.outcome in (Outcome.OK, Outcome.FAILED) else words(body.parts)[1:-1]
+    made = f"; made {_refs(body.made)}" if body.made else ""
+    return f"{body.tool}: {body.outcome.replace('_', ' ')}, {said}{made}"
+
+
+def sentence(row: Row) -> str:
+    """Return what a row says happened, on one line."""
+    match row.body:
+        case InputBody(input=received, event_id=event_id):
+            return heard(received, event_id)
+        case NoticeBody(parts=parts, n=n):
+            return words(parts) if n is not None else words(parts)[1:-1]
+        case EffectGoneBody(ref=ref, reported_by=by):
+            return f"{plain(ref.value, chars_max=80)}: reported by {by}"
+        case TurnStartBody() as body:
+            return _turn_start(row, body)
+        case TurnStepsBody(consent=consent, calls=calls):
+            return f"{row.turn} runs what {consent} fixed: {'; '.join(map(_call, calls))}"
+        case TurnAskBody(consent=consent):
+            who = " or ".join(a.partition(":")[2] if a.startswith("user:") else a for a in consent.approvers)
+            return f"{row.turn}: {consent.id} needs {who}'s consent. {consent.question.text}"
+        case TurnEndBody(ending=ending, reason=reason):
+            return f"{row.turn} {ending}" + (f": {plain(reason, chars_max=200)}" if reason else "")
+        case ModelCalledBody(calls=calls):
+            return f"{row.turn} plans {'; '.join(map(_call, calls))}"
+        case ModelSaidBody(parts=parts):
+            return f"{row.turn}: {words(parts)}"
+        case ToolIntendedBody(tool=tool, operation=operation):
+            return f"{tool}, operation {operation}: stored, not sent yet"
+        case ToolSentBody(tool=tool, operation=operation, attempt=attempt):
+            return f"{tool}, operation {operation}" + (f", attempt {attempt}, same key" if attempt > 1 else "")
+        case ToolUnknownBody(tool=tool, operation=operation, reason=reason):
+            return f"{tool}, operation {operation}: {plain(reason, chars_max=200)}; it may have happened"
+        case ToolResultBody() as body:
+            return _result(body)
+        case ConsentApprovedBody(consent=consent, by=by, verified=verified, ticks=ticks):
+            part = "" if ticks is None else f", steps {', '.join(str(t + 1) for t in ticks)} of it"
+            return f"{consent} by {by} ({verified}){part}"
+        case ConsentDeclinedBody(consent=consent, by=by, parts=parts):
+            return f"{consent} by {by}" + (f": {words(parts)}" if parts else "")
+        case ConsentExpiredBody(consent=consent):
+            return f"{consent}: nobody answered in time; nothing was run"
+        case ConsentWithdrawnBody(consent=consent, reason=reason):
+            return f"{consent}: {plain(reason, chars_max=200)}"
+        case ConsentUsedBody(consent=consent, turn=turn):
+            return f"{consent}: used by {turn}; it is good for no other"
+        case AnswerRefusedBody(reason=reason, by=by):
+            return f"{by}: {plain(reason, chars_max=300)}"

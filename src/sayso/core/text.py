@@ -1,0 +1,80 @@
+"""Text from outside, made safe to store and safe to show. Nothing here changes what a text says.
+
+`scrub` is for storing: every string that enters a row can be written as UTF-8 and read back.
+`plain` is for showing: nothing invisible stays invisible, nothing can leave its quotation.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+#: the two characters that open and close a value in a question; escaped inside a value
+OPEN, CLOSE = "\u2039", "\u203a"
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_SHOWN = {"\n": "⏎", "\t": "⇥", OPEN: "<", CLOSE: ">"}
+#: invisible or reordering although Unicode calls some of them letters or marks
+_HIDDEN = frozenset("\u115f\u1160\u3164\uffa0\u2800\u034f\u180b\u180c\u180d\u180f") | frozenset(
+    map(chr, range(0xFE00, 0xFE10))
+)
+
+
+def scrub(text: str) -> str:
+    """Return `text` with each lone surrogate, which no UTF-8 can hold, as U+FFFD."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def scrub_json(value: object) -> object:
+    """Return a JSON value with every string in it scrubbed, keys too."""
+    if isinstance(value, str):
+        return scrub(value)
+    if isinstance(value, dict):
+        return {scrub(str(key)): scrub_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [scrub_json(item) for item in value]
+    return value
+
+
+def is_hidden(char: str) -> bool:
+    """Return whether a reader could not see `char`, or it would reorder what she sees."""
+    return char in _HIDDEN or unicodedata.category(char) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def plain(text: str, *, chars_max: int) -> str:
+    """Return `text` on one line with hidden characters shown, cut with a count of what is left out.
+
+    A hidden character becomes its code point in brackets, so that neither an invisible word
+    nor a right-to-left override can make a question read as another one (B6).
+    """
+    shown = "".join(_SHOWN.get(c) or (f"[U+{ord(c):04X}]" if is_hidden(c) else c) for c in text[:chars_max])
+    left = len(text) - chars_max
+    return f"{shown}… (and {left} more characters)" if left > 0 else shown
+
+
+def quoted(text: str, *, chars_max: int) -> str:
+    """Return `text` between the marks of a value; nothing in it can close them (B6)."""
+    return f"{OPEN}{plain(text, chars_max=chars_max)}{CLOSE}"
+
+
+def block(text: str) -> str:
+    """Return `text` for a labelled part that the model reads: no markup, nothing invisible (B4).
+
+    Line breaks and tabs stay, since they carry meaning; `<` and `&` are escaped, so that
+    nothing inside can look like the tag that ends the part.
+    """
+    out = []
+    for char in text:
+        if char in "\n\t":
+            out.append(char)
+        elif char == "&":
+            out.append("&amp;")
+        elif char == "<":
+            out.append("&lt;")
+        elif char == ">":
+            out.append("&gt;")
+        elif is_hidden(char):
+            out.append(f"[U+{ord(char):04X}]")
+        else:
+            out.append(char)
+    return "".join(out)

@@ -1,0 +1,528 @@
+"""The turn: `advance(turn, event)` says what a turn is after an event, and what is due next.
+
+Phases (C2): at a `boundary` nothing is half done, and only there may new input join; `thinking` while a
+model call is out; `acting` while a plan's calls are; `ended`. What is due is read off the state alone, so
+folding a turn's rows again after a crash arrives at the same place, and nothing else holds turn state.
+
+Events that come from rows: Started, Replied, StepsFixed, Intended, Sent, GaveUp, Settled, Asked, Ended.
+Events that are no rows, and so are simply told again after a crash: Proceed, Begun, Resumed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from sayso.core.authority import Verdict
+from sayso.core.errors import OutOfOrder
+from sayso.core.rows import (
+    Called,
+    Ending,
+    ModelCalledBody,
+    ModelSaidBody,
+    Outcome,
+    Row,
+    ToolIntendedBody,
+    ToolResultBody,
+    ToolSentBody,
+    ToolUnknownBody,
+    TurnAskBody,
+    TurnEndBody,
+    TurnStartBody,
+    TurnStepsBody,
+)
+
+#: calls of one reply; a longer plan is refused whole
+CALLS_PER_REPLY_MAX = 32
+
+
+class Phase(StrEnum):
+    """Where a turn stands."""
+
+    #: nothing is half done
+    BOUNDARY = "boundary"
+    #: a model call is out
+    THINKING = "thinking"
+    #: calls of a plan are out, or due
+    ACTING = "acting"
+    ENDED = "ended"
+
+
+class CallState(StrEnum):
+    """Where one call of the plan stands."""
+
+    PLANNED = "planned"
+    #: stored, not sent
+    INTENDED = "intended"
+    #: out; for a call without an effect this is not stored
+    SENT = "sent"
+    #: given up; what it did is being found out
+    UNKNOWN = "unknown"
+    SETTLED = "settled"
+
+
+#: the place of a call that is fixed in a question instead of run
+FIXED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One call of the plan, when it is due, and what came of it."""
+
+    called: Called
+    #: calls of one group go out together, groups one after the other; FIXED ones are asked about
+    group: int
+    state: CallState = CallState.PLANNED
+    outcome: Outcome | None = None
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn. A value: `advance` returns another."""
+
+    id: str
+    phase: Phase
+    steps_left: int
+    #: the consent whose fixed steps it runs; such a turn never calls the model (B10)
+    steps_of: str | None = None
+    replies: int = 0
+    plan: tuple[Planned, ...] = ()
+    #: the question that this turn has asked
+    asked: str | None = None
+    #: the whole plan is refused, with this reason
+    refused: str | None = None
+    ending: Ending | None = None
+    failure: str = ""
+
+    def find(self, call: str) -> Planned:
+        """Return the planned call of that ref.
+
+        Raises:
+            OutOfOrder: no call of the plan has it.
+        """
+        for planned in self.plan:
+            if planned.called.call == call:
+                return planned
+        raise OutOfOrder(f"{self.id} has no call {call}")
+
+
+# --- events ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Nothing more joins at this boundary: go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """The model answered: with calls, or with words alone."""
+
+    calls: tuple[Called, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFailed:
+    """The model gave no usable answer."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepsFixed:
+    """The steps of the consent that this turn runs."""
+
+    calls: tuple[Called, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Intended:
+    """An unkeyed operation is stored."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An operation's attempt is stored, and may go out."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A call without an effect went out."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """An attempt was given up: unknown, never failed (C7)."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A call has its one result."""
+
+    call: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The question is stored."""
+
+    consent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end is stored."""
+
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The process that ran this turn is gone: nothing is out any more."""
+
+
+Event = (
+    Proceed | Replied | ModelFailed | StepsFixed | Intended | Sent | Begun | GaveUp | Settled | Asked | Ended | Resumed
+)
+
+
+# --- effects -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    """Ask the model, once everything so far is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intend:
+    """Store an unkeyed operation, in a commit before the one that sends it."""
+
+    call: Called
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Store that the operation is sent; when that is durable, call the tool.
+
+    `apart` says that everything before must be durable first, so that a crash in between leaves
+    "not sent" (an unkeyed operation) rather than "nobody knows".
+    """
+
+    call: Called
+    apart: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Call a tool that does nothing to the world; nothing is stored first."""
+
+    call: Called
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Find out what became of an operation that nobody waits for any more (D5)."""
+
+    call: Called
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Give a call its result without running it."""
+
+    call: Called
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Put these calls to a person, as one question (K19)."""
+
+    calls: tuple[Called, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End the turn."""
+
+    ending: Ending
+    reason: str
+
+
+Due = CallModel | Intend | Send | Run | Settle | Close | Ask | End
+
+
+# --- the machine -------------------------------------------------------------
+
+
+def start(turn_id: str, body: TurnStartBody) -> Turn:
+    """Return the turn that a `turn.start` row opens: at its first boundary.
+
+    A turn with a consent and no turn to go on from runs the consent's steps (B10).
+    """
+    runs_steps = body.consent is not None and body.continues is None
+    return Turn(turn_id, Phase.BOUNDARY, body.steps_left, steps_of=body.consent if runs_steps else None)
+
+
+def advance(turn: Turn, event: Event) -> tuple[Turn, tuple[Due, ...]]:
+    """Return the turn after `event`, and what is due, in order.
+
+    Raises:
+        OutOfOrder: `event` cannot happen in this phase.
+    """
+    after = _after(turn, event)
+    return after, due(after)
+
+
+def _after(turn: Turn, event: Event) -> Turn:
+    match turn.phase, event:
+        case Phase.BOUNDARY, Proceed() if turn.steps_of is None:
+            return replace(turn, phase=Phase.THINKING)
+        case Phase.BOUNDARY | Phase.THINKING, Replied(calls):
+            return _replied(turn, calls)
+        case Phase.THINKING, ModelFailed(reason):
+            return replace(turn, failure=reason)
+        case Phase.BOUNDARY, StepsFixed(calls) if turn.steps_of is not None:
+            return replace(turn, phase=Phase.ACTING, plan=_in_order(calls))
+        case Phase.ACTING, Intended(call):
+            return _moved(turn, call, CallState.INTENDED, CallState.PLANNED)
+        case Phase.ACTING, Sent(call):
+            before = (CallState.PLANNED, CallState.INTENDED, CallState.SENT, CallState.UNKNOWN)
+            return _moved(turn, call, CallState.SENT, *before, attempt=True)
+        case Phase.ACTING, Begun(call):
+            return _moved(turn, call, CallState.SENT, CallState.PLANNED)
+        case Phase.ACTING, GaveUp(call):
+            return _moved(turn, call, CallState.UNKNOWN, CallState.SENT, CallState.UNKNOWN)
+        case Phase.ACTING, Settled(call, outcome):
+            return _settled(turn, call, outcome)
+        case Phase.ACTING, Asked(consent) if turn.asked is None:
+            return replace(turn, asked=consent)
+        case Phase.BOUNDARY | Phase.THINKING | Phase.ACTING, Ended(ending):
+            return replace(turn, phase=Phase.ENDED, ending=ending)
+        case Phase.THINKING, Resumed():
+            return replace(turn, phase=Phase.BOUNDARY)
+        case Phase.ACTING, Resumed():
+            return _resumed(turn)
+        case ((Phase.BOUNDARY | Phase.ENDED), Resumed()):
+            return turn
+        case _:
+            raise OutOfOrder(f"{turn.id}: {type(event).__name__} can't happen while {turn.phase}")
+
+
+def _replied(turn: Turn, calls: tuple[Called, ...]) -> Turn:
+    spent = replace(turn, replies=turn.replies + 1, steps_left=turn.steps_left - 1)
+    if not calls:
+        return replace(spent, phase=Phase.ACTING, plan=())
+    return replace(spent, phase=Phase.ACTING, plan=_arranged(calls), refused=_refused(calls))
+
+
+def _refused(calls: tuple[Called, ...]) -> str | None:
+    """A reply that is refused whole, before anything of it runs (H12)."""
+    ids = [called.provider_id for called in calls if called.provider_id]
+    if len(ids) != len(set(ids)):
+        return "two calls of this reply have the same id, so none of them was run; call again"
+    if len(calls) > CALLS_PER_REPLY_MAX:
+        return f"more than {CALLS_PER_REPLY_MAX} calls in one reply, so none of them was run"
+    return None
+
+
+def _in_order(calls: tuple[Called, ...]) -> tuple[Planned, ...]:
+    return tuple(Planned(called, group) for group, called in enumerate(calls))
+
+
+def _arranged(calls: tuple[Called, ...]) -> tuple[Planned, ...]:
+    """Place the calls: neighbours that are parallel-safe go out together, others one after the other.
+
+    From the first call that needs say-so on, parallel-safe reads still run now, and all the rest is
+    fixed in the one question (K19), provided the same people may answer it.
+    """
+    planned: list[Planned] = []
+    group, beside, guarded = 0, False, False
+    for called in calls:
+        guarded = guarded or called.verdict is Verdict.ASK
+        runs = called.verdict is Verdict.RUN and (not guarded or called.parallel_safe)
+        if not runs and called.verdict is not Verdict.DENY:
+            planned.append(Planned(called, FIXED))
+            continue
+        if not (beside and called.parallel_safe):
+            group += 1
+        beside = called.parallel_safe
+        planned.append(Planned(called, group))
+    return tuple(planned)
+
+
+def _moved(turn: Turn, call: str, to: CallState, *before: CallState, attempt: bool = False) -> Turn:
+    planned = turn.find(call)
+    if planned.state not in before:
+        raise OutOfOrder(f"{turn.id}: {call} is {planned.state}, so it can't become {to}")
+    moved = replace(planned, state=to, attempts=planned.attempts + (1 if attempt else 0))
+    return _with(turn, moved)
+
+
+def _with(turn: Turn, changed: Planned) -> Turn:
+    plan = tuple(changed if p.called.call == changed.called.call else p for p in turn.plan)
+    return replace(turn, plan=plan)
+
+
+def _settled(turn: Turn, call: str, outcome: Outcome) -> Turn:
+    planned = turn.find(call)
+    if planned.state is CallState.SETTLED:
+        raise OutOfOrder(f"{turn.id}: {call} has its result already")
+    after = _with(turn, replace(planned, state=CallState.SETTLED, outcome=outcome))
+    done = all(p.state is CallState.SETTLED for p in after.plan)
+    if done and after.asked is None and after.steps_of is None:
+        return replace(after, phase=Phase.BOUNDARY, plan=(), refused=None)
+    return after
+
+
+def _resumed(turn: Turn) -> Turn:
+    """What was out is out no more: an effect becomes unknown, a read is simply due again."""
+    plan = tuple(
+        replace(p, state=CallState.UNKNOWN if p.called.is_operation else CallState.PLANNED)
+        if p.state is CallState.SENT
+        else p
+        for p in turn.plan
+    )
+    return replace(turn, plan=plan)
+
+
+def due(turn: Turn) -> tuple[Due, ...]:
+    """Return what is due in this state, in order; empty while something is out, or at a boundary."""
+    match turn.phase:
+        case Phase.BOUNDARY:
+            if turn.steps_of is None and turn.steps_left <= 0:
+                return (End(Ending.FAILED, "no model calls are left to this turn"),)
+            return ()
+        case Phase.THINKING:
+            return (End(Ending.FAILED, turn.failure),) if turn.failure else (CallModel(),)
+        case Phase.ACTING:
+            return _due_of_plan(turn)
+        case Phase.ENDED:
+            return ()
+
+
+def _due_of_plan(turn: Turn) -> tuple[Due, ...]:
+    open_calls = [p for p in turn.plan if p.state is not CallState.SETTLED]
+    if not open_calls:
+        return (_end(turn),)
+    if turn.refused is not None:
+        return tuple(Close(p.called, Outcome.REFUSED, turn.refused) for p in open_calls)
+    if turn.asked is not None:
+        return tuple(Close(p.called, Outcome.WAITING, f"waiting for {turn.asked}") for p in open_calls)
+    running = [p for p in open_calls if p.group != FIXED]
+    if not running:
+        return _ask_or_close(turn, open_calls)
+    now = min(p.group for p in running)
+    if _stopped_before(turn, now):
+        return _not_started(open_calls)
+    return tuple(item for p in running if p.group == now for item in _due_of_call(p))
+
+
+def _stopped_before(turn: Turn, group: int) -> bool:
+    """Whether a call of an earlier group did not succeed, so that nothing after it starts (K15)."""
+    earlier = (p for p in turn.plan if p.group != FIXED and p.group < group)
+    return any(p.outcome is not Outcome.OK for p in earlier)
+
+
+def _not_started(calls: list[Planned]) -> tuple[Due, ...]:
+    why = "a step before it did not succeed"
+    return tuple(Close(p.called, Outcome.NOT_STARTED, why) for p in calls)
+
+
+def _ask_or_close(turn: Turn, fixed: list[Planned]) -> tuple[Due, ...]:
+    """Everything that could run has run: ask about the rest, unless a step before it failed."""
+    first = turn.plan.index(fixed[0])
+    if any(p.outcome is not Outcome.OK for p in turn.plan[:first]):
+        return _not_started(fixed)
+    guarded = next(p for p in fixed if p.called.verdict is Verdict.ASK)
+    others = [p for p in fixed if p.called.verdict is Verdict.ASK and p.called.approvers != guarded.called.approvers]
+    if others:
+        why = "it waits for other people than the steps before it; call it again on its own"
+        return tuple(Close(p.called, Outcome.NOT_STARTED, why) for p in others)
+    return (Ask(tuple(p.called for p in fixed)),)
+
+
+def _due_of_call(planned: Planned) -> tuple[Due, ...]:
+    called = planned.called
+    match planned.state:
+        case CallState.PLANNED if called.verdict is Verdict.DENY:
+            return (Close(called, Outcome.REFUSED, called.reason),)
+        case CallState.PLANNED if not called.is_operation:
+            return (Run(called),)
+        case CallState.PLANNED if called.keyed:
+            return (Send(called, apart=False),)
+        case CallState.PLANNED:
+            return (Intend(called),)
+        case CallState.INTENDED:
+            return (Send(called, apart=True),)
+        case CallState.UNKNOWN:
+            return (Settle(called, planned.attempts),)
+        case CallState.SENT | CallState.SETTLED:
+            return ()
+
+
+def _end(turn: Turn) -> End:
+    if turn.asked is not None:
+        return End(Ending.ASKED, f"asked {turn.asked}")
+    if turn.steps_of is not None:
+        failed = [p for p in turn.plan if p.outcome is not Outcome.OK]
+        if failed:
+            return End(Ending.FAILED, f"{failed[0].called.tool}: {failed[0].outcome}")
+    return End(Ending.DONE, "")
+
+
+# --- from rows ---------------------------------------------------------------
+
+
+def event_of(row: Row) -> Event | None:
+    """Return the event that a row of an open turn tells the machine; None for rows beside it."""
+    match row.body:
+        case ModelCalledBody(calls=calls):
+            return Replied(calls)
+        case ModelSaidBody():
+            return Replied(())
+        case TurnStepsBody(calls=calls):
+            return StepsFixed(calls)
+        case ToolIntendedBody(call=call):
+            return Intended(call)
+        case ToolSentBody(call=call):
+            return Sent(call)
+        case ToolUnknownBody(call=call):
+            return GaveUp(call)
+        case ToolResultBody(call=call, outcome=outcome):
+            return Settled(call, outcome)
+        case TurnAskBody(consent=consent):
+            return Asked(consent.id)
+        case TurnEndBody(ending=ending):
+            return Ended(ending)
+        case _:
+            return None
+
+
+def fold(turn_id: str, rows: tuple[Row, ...]) -> Turn:
+    """Return the turn that its stored rows describe, before `Resumed` is told.
+
+    Raises:
+        OutOfOrder: the rows are not those of one turn from its start.
+    """
+    if not rows or not isinstance(rows[0].body, TurnStartBody):
+        raise OutOfOrder(f"{turn_id} does not begin with turn.start")
+    turn = start(turn_id, rows[0].body)
+    for row in rows[1:]:
+        event = event_of(row)
+        if event is not None:
+            turn, _ = advance(turn, event)
+    return turn

@@ -1,0 +1,182 @@
+"""What a reader of a session is sent of a row: public JSON, one shape a kind.
+
+No commit key, no provider id, no digest of a key, no flag of what is stored: those are the runtime's.
+Whose voice a turn has is public; how a person is known to us beyond her name is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sayso.core.consent import Consent, Standing
+from sayso.core.labels import Part
+from sayso.core.origin import Origin
+from sayso.core.record import sentence
+from sayso.core.rows import (
+    AnswerRefusedBody,
+    Called,
+    ConsentApprovedBody,
+    ConsentDeclinedBody,
+    ConsentExpiredBody,
+    ConsentUsedBody,
+    ConsentWithdrawnBody,
+    EffectGoneBody,
+    InputBody,
+    ModelCalledBody,
+    ModelSaidBody,
+    NoticeBody,
+    Row,
+    ToolIntendedBody,
+    ToolResultBody,
+    ToolSentBody,
+    ToolUnknownBody,
+    TurnAskBody,
+    TurnEndBody,
+    TurnStartBody,
+    TurnStepsBody,
+)
+
+Json = dict[str, Any]
+
+
+def _parts(parts: tuple[Part, ...]) -> list[Json]:
+    return [{"text": part.text, "source": part.source, "integrity": part.label.integrity} for part in parts]
+
+
+def _origin(origin: Origin) -> Json:
+    return {"kind": origin.principal.kind, "name": origin.principal.id, "verified": origin.verified}
+
+
+def _calls(calls: tuple[Called, ...]) -> list[Json]:
+    return [
+        {
+            "call": called.call,
+            "tool": called.tool,
+            "arguments": dict(called.arguments),
+            "verdict": called.verdict,
+            "reason": called.reason,
+        }
+        for called in calls
+    ]
+
+
+def question(consent: Consent) -> Json:
+    """Return a question as its reader gets it: the runtime's words, each step, each argument."""
+    return {
+        "id": consent.id,
+        "turn": consent.turn,
+        "origin": _origin(consent.origin),
+        "text": consent.question.text,
+        "because": consent.question.because,
+        "steps": [
+            {
+                "tool": step.tool,
+                "sentence": asked.sentence,
+                "arguments": [
+                    {
+                        "name": shown.name,
+                        "value": shown.value,
+                        "role": shown.role,
+                        "source": shown.source,
+                        "outside": shown.outside,
+                        "was": shown.was,
+                    }
+                    for shown in asked.arguments
+                ],
+            }
+            for step, asked in zip(consent.steps, consent.question.steps, strict=True)
+        ],
+        "digest": consent.digest,
+        "approvers": list(consent.approvers),
+        "asked_at_ms": consent.asked_at_ms,
+        "expires_at_ms": consent.expires_at_ms,
+    }
+
+
+def standing(value: Standing) -> Json:
+    """Return a question and what became of it."""
+    return {
+        **question(value.consent),
+        "state": value.state,
+        "position": str(value.position),
+        "answered_by": value.answered_by,
+        "answered_at_ms": value.answered_at_ms,
+        "reason": value.reason,
+        "ticks": None if value.ticks is None else list(value.ticks),
+        "used_by": value.used_by,
+    }
+
+
+def _body(row: Row) -> Json:
+    match row.body:
+        case InputBody(n=n, received_at_ms=at, input=received):
+            return {
+                "input": n,
+                "sender": {"kind": received.principal.kind, "name": received.principal.id},
+                "verified": received.verified,
+                "received_at_ms": at,
+                "about": [str(ref) for ref in received.about],
+                "parts": _parts(received.parts),
+                "client_send_ids": list(received.client_send_ids),
+            }
+        case NoticeBody(parts=parts):
+            return {"parts": _parts(parts)}
+        case EffectGoneBody(ref=ref, reported_by=by, operation=operation):
+            return {"ref": str(ref), "reported_by": by, "operation": operation}
+        case TurnStartBody() as body:
+            return {"origin": _origin(body.origin), "continues": body.continues, "consent": body.consent}
+        case TurnStepsBody(consent=consent, calls=calls):
+            return {"consent": consent, "calls": _calls(calls)}
+        case TurnAskBody(consent=consent):
+            return {"consent": question(consent)}
+        case TurnEndBody(ending=ending, reason=reason):
+            return {"ending": ending, "reason": reason}
+        case ModelCalledBody(reply=reply, calls=calls, parts=parts):
+            return {"reply": reply, "calls": _calls(calls), "parts": _parts(parts)}
+        case ModelSaidBody(reply=reply, parts=parts):
+            return {"reply": reply, "parts": _parts(parts)}
+        case ToolIntendedBody() as body:
+            return {"operation": body.operation, "call": body.call, "tool": body.tool}
+        case ToolSentBody() as body:
+            return {"operation": body.operation, "call": body.call, "tool": body.tool, "attempt": body.attempt}
+        case ToolUnknownBody() as body:
+            return {"operation": body.operation, "call": body.call, "tool": body.tool, "reason": body.reason}
+        case ToolResultBody() as body:
+            return {
+                "call": body.call,
+                "tool": body.tool,
+                "outcome": body.outcome,
+                "operation": body.operation,
+                "made": [str(ref) for ref in body.made],
+                "parts": _parts(body.parts),
+            }
+        case ConsentApprovedBody() as body:
+            ticks = None if body.ticks is None else list(body.ticks)
+            return {"consent": body.consent, "by": body.by, "received_at_ms": body.received_at_ms, "ticks": ticks}
+        case ConsentDeclinedBody() as body:
+            return {
+                "consent": body.consent,
+                "by": body.by,
+                "received_at_ms": body.received_at_ms,
+                "parts": _parts(body.parts),
+            }
+        case ConsentExpiredBody(consent=consent):
+            return {"consent": consent}
+        case ConsentWithdrawnBody(consent=consent, reason=reason):
+            return {"consent": consent, "reason": reason}
+        case ConsentUsedBody(consent=consent, turn=turn):
+            return {"consent": consent, "turn": turn}
+        case AnswerRefusedBody(consent=consent, by=by, reason=reason):
+            return {"consent": consent, "by": by, "reason": reason}
+
+
+def public(row: Row) -> Json:
+    """Return a row as its readers get it."""
+    return {
+        "position": str(row.position),
+        "kind": row.kind,
+        "turn": row.turn,
+        "at_ms": row.at_ms,
+        "line": sentence(row),
+        "body": _body(row),
+    }
