@@ -154,7 +154,7 @@ class Context:
             case TurnStartBody(continues=turn) as body if turn is not None:
                 return [self._told(row, f"This goes on from {turn}, whose question {body.consent} was answered.")]
             case TurnEndBody(ending=ending, reason=reason) if reason:
-                return [self._told(row, f"{row.turn} ended: {ending}, {reason}.")]
+                return [self._told(row, f"{row.turn} ended: {ending}; {reason}.")]
             case ConsentDeclinedBody(consent=consent, parts=parts) as body:
                 said = [self._person(row, part) for part in parts]
                 return [self._told(row, f"{body.by} said no to {consent}. Nothing of it was run."), *said]

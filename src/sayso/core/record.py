@@ -93,9 +93,13 @@ def _turn_start(row: Row, body: TurnStartBody) -> str:
 
 
 def _result(body: ToolResultBody) -> str:
-    said = words(body.parts) if body.outcome in (Outcome.OK, Outcome.FAILED) else words(body.parts)[1:-1]
     made = f"; made {_refs(body.made)}" if body.made else ""
-    return f"{body.tool}: {body.outcome.replace('_', ' ')}, {said}{made}"
+    if body.outcome in (Outcome.OK, Outcome.FAILED):
+        return f"{body.tool}: {body.outcome}, {words(body.parts)}{made}"
+    by_runtime = words(body.parts)[1:-1]
+    if body.outcome is Outcome.WAITING:
+        return f"{body.tool}: {by_runtime}"
+    return f"{body.tool}: {body.outcome.replace('_', ' ')}, {by_runtime}"
 
 
 def sentence(row: Row) -> str:

@@ -476,7 +476,7 @@ def _due_of_call(planned: Planned) -> tuple[Due, ...]:
 
 def _end(turn: Turn) -> End:
     if turn.asked is not None:
-        return End(Ending.ASKED, f"asked {turn.asked}")
+        return End(Ending.ASKED, f"waits for {turn.asked}")
     if turn.steps_of is not None:
         failed = [p for p in turn.plan if p.outcome is not Outcome.OK]
         if failed:

@@ -1,0 +1,214 @@
+"""Read from a position and stay: stored rows, then live ones, each once and in place (the hand-off).
+
+Accepting, publishing and registering contain no `await`, so a listener registered at some instant has
+every later row in its queue; what came before is in the store or among the rows copied in that instant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from sayso.core.rows import Row
+from sayso.core.session import START, Position
+from sayso.core.view import public
+from sayso.storage.store import Store
+
+#: events a listener may be behind before it is sent away to come back by its cursor
+QUEUE_EVENTS_MAX = 512
+#: rows fetched from the store at a time while catching up
+PAGE_ROWS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One event for a listener. Only a row has an id; the id is its position."""
+
+    event: str
+    data: str
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row as published: encoded once, when the first listener wants it, and shared."""
+
+    row: Row
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The event that stands for the row."""
+        return Frame(self.row.kind, encode(public(self.row)), str(self.row.position))
+
+
+def encode(value: object) -> str:
+    """Return the JSON text of an event's data, on one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(eq=False, slots=True)
+class Listener:
+    """One live reader. Its queue is bounded; the first event that finds it full closes it."""
+
+    queue: asyncio.Queue[Published | None] = field(default_factory=lambda: asyncio.Queue(QUEUE_EVENTS_MAX + 1))
+    #: why it was sent away; empty while it is welcome
+    farewell: str = ""
+
+    def offer(self, event: Published) -> None:
+        """Take an event, or close for good if the reader is too far behind."""
+        if self.farewell:
+            return
+        if self.queue.qsize() >= QUEUE_EVENTS_MAX:
+            self.close("slow")
+        else:
+            self.queue.put_nowait(event)
+
+    def close(self, farewell: str) -> None:
+        """End the stream after what is queued; the reader comes back by its cursor."""
+        if not self.farewell:
+            self.farewell = farewell
+            self.queue.put_nowait(None)
+
+
+@dataclass(eq=False, slots=True)
+class Feed:
+    """What is published of one session in this process: its listeners, and the accepted rows that are
+    not durable yet. It exists while somebody listens or the session is owned here."""
+
+    listeners: set[Listener] = field(default_factory=set)
+    #: accepted and not yet durable, in order; kept by the journal that owns the session
+    pending: list[Row] = field(default_factory=list)
+    owned: bool = False
+
+    def publish(self, rows: Sequence[Row]) -> None:
+        """Hand accepted rows to every listener. No await: this is part of acceptance."""
+        if not self.listeners:
+            return
+        events = [Published(row) for row in rows]
+        for listener in tuple(self.listeners):
+            for event in events:
+                listener.offer(event)
+
+    def dismiss(self, farewell: str) -> None:
+        """Send every listener away, to come back by its cursor."""
+        for listener in tuple(self.listeners):
+            listener.close(farewell)
+
+
+class Feeds:
+    """The feeds of this process, one a session that somebody reads or that is owned here."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[str, Feed] = {}
+
+    def own(self, session: str) -> Feed:
+        """Return the session's feed for its owner."""
+        feed = self._feeds.setdefault(session, Feed())
+        feed.owned = True
+        return feed
+
+    def disown(self, session: str) -> None:
+        """The session is not owned here any more."""
+        feed = self._feeds.get(session)
+        if feed is not None:
+            feed.owned = False
+            feed.pending.clear()
+            self._drop_if_unused(session, feed)
+
+    def listen(self, session: str) -> tuple[Listener, tuple[Row, ...]]:
+        """Register a listener, and copy what is pending in the same instant."""
+        feed = self._feeds.setdefault(session, Feed())
+        listener = Listener()
+        feed.listeners.add(listener)
+        return listener, tuple(feed.pending)
+
+    def leave(self, session: str, listener: Listener) -> None:
+        """Forget a listener."""
+        feed = self._feeds.get(session)
+        if feed is not None:
+            feed.listeners.discard(listener)
+            self._drop_if_unused(session, feed)
+
+    def pending(self, session: str) -> tuple[Row, ...]:
+        """Return the accepted rows of a session that are not durable yet."""
+        feed = self._feeds.get(session)
+        return tuple(feed.pending) if feed is not None else ()
+
+    def dismiss_all(self, farewell: str) -> None:
+        """Send every listener of every session away (shutdown)."""
+        for feed in tuple(self._feeds.values()):
+            feed.dismiss(farewell)
+
+    def listeners(self) -> int:
+        """Return how many there are."""
+        return sum(len(feed.listeners) for feed in self._feeds.values())
+
+    def _drop_if_unused(self, session: str, feed: Feed) -> None:
+        if not feed.owned and not feed.listeners:
+            del self._feeds[session]
+
+
+async def follow(store: Store, feeds: Feeds, session: str, *, after: Position | None) -> AsyncIterator[Frame]:
+    """Yield what comes after a position, and stay (K1).
+
+    First `resume {keep}`: rows beyond `keep` that the reader shows were never stored, and it drops them.
+    Then the missing rows, then `caught_up`, then rows as they are accepted. It ends with `farewell` when
+    this process lets the reader go; it then comes back by its cursor. `after=None` means from the start.
+
+    Raises:
+        StoreUnavailable: the store can't be read now.
+    """
+    listener, pending = feeds.listen(session)
+    try:
+        keep = await store.keep(session, after if after is not None else START)
+        yield Frame("resume", encode({"keep": keep}))
+        seen = keep
+        while page := await store.rows(session, after=seen, limit=PAGE_ROWS):
+            for row in page:
+                yield Published(row).frame
+            seen = page[-1].seq
+        for row in pending:
+            if row.seq > seen:
+                yield Published(row).frame
+                seen = row.seq
+        yield Frame("caught_up", encode({"seq": seen}))
+        while (event := await listener.queue.get()) is not None:
+            if event.row.seq == seen + 1:
+                yield event.frame
+                seen = event.row.seq
+            elif event.row.seq > seen:  # a row that would leave a gap ends the stream instead
+                listener.close("gap")
+                break
+        yield Frame("farewell", encode({"reason": listener.farewell}))
+    finally:
+        feeds.leave(session, listener)
+
+
+async def capture(
+    store: Store, feeds: Feeds, session: str, *, limit: int, before: int | None = None
+) -> tuple[list[Row], Position]:
+    """Return the newest `limit` rows (those with `seq < before`), and the position of the newest one.
+
+    Stored rows, overlaid by seq with those that were pending when the load began and those still pending
+    when it ended (K3), so that what was accepted is never missing. Fails rather than show less.
+
+    Raises:
+        StoreUnavailable: the store can't be read now.
+    """
+    listener, pending = feeds.listen(session)
+    try:
+        stored = await store.last_rows(session, limit=limit, before=before)
+        by_seq = {row.seq: row for row in stored}
+        accepted = [*pending]
+        while not listener.queue.empty() and (event := listener.queue.get_nowait()) is not None:
+            accepted.append(event.row)
+        for row in accepted:
+            if before is None or row.seq < before:
+                by_seq.setdefault(row.seq, row)
+        rows = [by_seq[seq] for seq in sorted(by_seq)][-limit:]
+        return rows, rows[-1].position if rows else START
+    finally:
+        feeds.leave(session, listener)

@@ -1,0 +1,247 @@
+"""What a caller may ask: open a session, post an input, answer a question, read.
+
+The caller is a principal that was authenticated before. What is not hers looks as if it did not exist.
+Everything that changes something is stored when it returns; nothing here waits for a model or a tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from sayso.core.canonical import digest
+from sayso.core.consent import ConsentState, Standing
+from sayso.core.errors import Invalid, NotFound
+from sayso.core.inputs import Answer, Input, InputKind
+from sayso.core.labels import USER, Part
+from sayso.core.origin import Principal, PrincipalKind
+from sayso.core.rows import (
+    AnswerRefusedBody,
+    ConsentApprovedBody,
+    ConsentDeclinedBody,
+    ConsentExpiredBody,
+    Row,
+)
+from sayso.core.session import Position, SessionRecord
+from sayso.core.text import scrub
+from sayso.journal.follow import Feeds, Frame, Listener, capture, follow
+from sayso.runtime.limits import Limits
+from sayso.runtime.ports import Clock, Ids
+from sayso.storage.store import Entry, Put, PutOutcome, Store
+
+
+class Hints(Protocol):
+    """Tell the one who owns a session, or whoever may take it, to look at its inbox. Carries no data."""
+
+    def hint(self, session: str) -> None:
+        """Look again at `session`; may be lost without harm to anything but speed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An authenticated principal and how it was verified, e.g. `api token`."""
+
+    principal: Principal
+    verified: str
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the caller may see every session and the door's record."""
+        return self.principal.kind is PrincipalKind.OPERATOR
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The newest rows of a window, and the position of the newest one: the token to follow from."""
+
+    rows: tuple[Row, ...]
+    position: Position
+
+
+class Commands:
+    """The calls of the HTTP API, the client and the CLI."""
+
+    def __init__(self, store: Store, feeds: Feeds, hints: Hints, clock: Clock, ids: Ids, limits: Limits) -> None:
+        self._store, self._feeds, self._hints = store, feeds, hints
+        self._clock, self._ids, self._limits = clock, ids, limits
+
+    # sessions
+
+    async def open_session(self, by: Caller, *, title: str = "") -> SessionRecord:
+        """Store a new session that belongs to the caller.
+
+        Raises:
+            Invalid: the caller is no user; a session belongs to a person.
+        """
+        if by.principal.kind is not PrincipalKind.USER:
+            raise Invalid("a session belongs to a user; this token is an operator's")
+        return await self._store.create_session(self._ids.session(), owner=by.principal, title=scrub(title))
+
+    async def sessions(self, by: Caller, *, limit: int = 50, before: str | None = None) -> list[SessionRecord]:
+        """Return the caller's sessions, newest first; an operator's list has everybody's."""
+        owner = None if by.is_operator else by.principal
+        return await self._store.sessions(owner=owner, limit=limit, before=before)
+
+    async def session(self, by: Caller, session: str) -> SessionRecord:
+        """Return a session that the caller may see.
+
+        Raises:
+            NotFound: there is none, or it is another person's.
+        """
+        record = await self._store.session(session)
+        if record is None or not (by.is_operator or record.owner == by.principal):
+            raise NotFound("session")
+        return record
+
+    # inputs
+
+    async def post(
+        self,
+        by: Caller,
+        session: str,
+        text: str,
+        *,
+        idempotency_key: str | None = None,
+        as_of: Position | None = None,
+        client_send_ids: tuple[str, ...] = (),
+    ) -> Put:
+        """Store the caller's message. Two equal messages are two, unless they share an idempotency key (A5).
+
+        Raises:
+            NotFound, Misused: see `session` and `Store.put`.
+            Invalid: no text, or too much of it.
+        """
+        await self.session(by, session)
+        if not text.strip():
+            raise Invalid("text is empty")
+        if len(text.encode("utf-8", "replace")) > self._limits.message_bytes:
+            raise Invalid(f"text is longer than {self._limits.message_bytes} bytes")
+        words = scrub(text)
+        received = Input(
+            InputKind.MESSAGE,
+            by.principal,
+            by.verified,
+            parts=(Part(words, str(by.principal), USER, by.verified),),
+            client_send_ids=client_send_ids,
+        )
+        content = {"text": words, "client_send_ids": list(client_send_ids)}
+        return await self._put(by, session, received, content, idempotency_key=idempotency_key, as_of=as_of)
+
+    async def answer(
+        self, by: Caller, session: str, answer: Answer, *, idempotency_key: str | None = None
+    ) -> tuple[Put, Row | None]:
+        """Store the caller's answer, and wait a little for the row that settles it.
+
+        The row is one of consent.approved, consent.declined, consent.expired, answer.refused; None if it
+        is not there yet, which says nothing about the answer: it is stored and will be settled.
+
+        Raises:
+            NotFound: no such session or question for this caller.
+            AnswerRefused: the door does not take it (K12).
+        """
+        await self.session(by, session)
+        if await self._store.standing(session, answer.consent) is None:
+            raise NotFound("question")
+        received = Input(InputKind.ANSWER, by.principal, by.verified, answer=answer)
+        content = {"consent": answer.consent, "digest": answer.digest, "yes": answer.yes, "reason": answer.reason}
+        listener, _ = self._feeds.listen(session)
+        try:
+            put = await self._put(by, session, received, content, idempotency_key=idempotency_key)
+            if put.n is None or put.outcome is not PutOutcome.STORED:
+                return put, await self._settled_before(session, put.n)
+            return put, await self._settling(listener, put.n)
+        finally:
+            self._feeds.leave(session, listener)
+
+    async def _put(
+        self,
+        by: Caller,
+        session: str,
+        received: Input,
+        content: object,
+        *,
+        idempotency_key: str | None,
+        as_of: Position | None = None,
+    ) -> Put:
+        entry = Entry(
+            session=session,
+            source=f"{by.principal}@{session}",
+            event_id=idempotency_key or self._ids.event(),
+            input=received,
+            digest=digest(content),
+            keep_ms=self._limits.person_keep_ms,
+            strict=True,
+            as_of=as_of,
+        )
+        put = await self._store.put(entry)
+        if put.outcome is PutOutcome.STORED:
+            self._hints.hint(session)
+        return put
+
+    async def _settling(self, listener: Listener, n: int) -> Row | None:
+        try:
+            async with asyncio.timeout(self._limits.settle_wait_ms / 1000):
+                while (event := await listener.queue.get()) is not None:
+                    if _settles(event.row, n):
+                        return event.row
+        except TimeoutError:
+            pass
+        return None
+
+    async def _settled_before(self, session: str, n: int | None) -> Row | None:
+        """Find the row that settled the first of two equal answers."""
+        for entry in await self._store.inbox_record(session):
+            if entry.n == n and entry.taken_seq is not None:
+                rows = await self._store.rows(session, after=entry.taken_seq - 1, limit=1)
+                return rows[0] if rows else None
+        return None
+
+    # reading
+
+    async def history(
+        self, by: Caller, session: str, *, limit: int | None = None, before: int | None = None
+    ) -> History:
+        """Return the newest rows, those with `seq < before`; never less than was accepted.
+
+        Raises:
+            NotFound, StoreUnavailable.
+        """
+        await self.session(by, session)
+        most = min(limit or self._limits.history_rows, self._limits.history_rows)
+        rows, position = await capture(self._store, self._feeds, session, limit=most, before=before)
+        return History(tuple(rows), position)
+
+    async def follow(self, by: Caller, session: str, *, after: Position | None) -> AsyncIterator[Frame]:
+        """Return the session's events from a position on; the check is made before the first one."""
+        await self.session(by, session)
+        return follow(self._store, self._feeds, session, after=after)
+
+    async def standings(self, by: Caller, session: str, *, open_only: bool = False) -> list[Standing]:
+        """Return the session's questions, in the order they were asked."""
+        await self.session(by, session)
+        return await self._store.standings(session, states=(ConsentState.OPEN,) if open_only else None)
+
+    async def standing(self, by: Caller, session: str, consent: str) -> Standing:
+        """Return one question.
+
+        Raises:
+            NotFound: there is none of that id.
+        """
+        await self.session(by, session)
+        found = await self._store.standing(session, consent)
+        if found is None:
+            raise NotFound("question")
+        return found
+
+
+def _settles(row: Row, n: int) -> bool:
+    match row.body:
+        case ConsentApprovedBody() | ConsentDeclinedBody() | AnswerRefusedBody() as body:
+            return body.n == n
+        case ConsentExpiredBody(n=late):
+            return late == n
+        case _:
+            return False

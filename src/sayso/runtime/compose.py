@@ -1,0 +1,332 @@
+"""What rows a decision comes to: pure functions from what is known to the bodies that record it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from sayso.core.authority import Action, Decision, Verdict
+from sayso.core.canonical import digest
+from sayso.core.consent import Consent, ConsentState, Replaced, Standing, Step, Wording, steps_digest, supersedes
+from sayso.core.contract import Contract, Effect
+from sayso.core.errors import Invalid
+from sayso.core.labels import RUNTIME, Integrity, Label, Part
+from sayso.core.operation import Ref, idempotency_key
+from sayso.core.origin import Origin, Principal
+from sayso.core.rows import (
+    Called,
+    ConsentUsedBody,
+    ConsentWithdrawnBody,
+    Draft,
+    ModelCalledBody,
+    ModelSaidBody,
+    NoticeBody,
+    Outcome,
+    ToolIntendedBody,
+    ToolResultBody,
+    ToolSentBody,
+    ToolUnknownBody,
+    TurnAskBody,
+    TurnEndBody,
+    TurnStartBody,
+    TurnStepsBody,
+)
+from sayso.core.text import plain, scrub
+from sayso.core.turn import CallState, End, Planned, Turn
+from sayso.runtime.loaded import Loaded
+from sayso.runtime.operations import Attempt, Came
+from sayso.runtime.ports import Call, Finished, ProposedCall, Tools
+
+Decide = Callable[..., Decision]
+
+
+def instant(at_ms: int) -> str:
+    """Return an instant as a sentence shows it."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def by_runtime(text: str) -> Part:
+    """Return the runtime's own words as a part."""
+    return Part(text, "runtime", RUNTIME, "runtime")
+
+
+# --- the model's reply -------------------------------------------------------
+
+
+def replied(reply: Finished, turn: Turn, loaded: Loaded, tools: Tools, decide: Decide) -> Draft:
+    """Return the row of a model reply, with what was decided about each of its calls (B2, B3).
+
+    Its words carry the join of everything that the model had in view: nothing it says raises a label.
+    """
+    number = turn.replies + 1
+    label = loaded.context.label
+    parts = (Part(scrub(reply.text), "model", label),) if reply.text else ()
+    if not reply.calls:
+        return Draft(ModelSaidBody(number, parts), turn.id)
+    calls = tuple(
+        _called(call, f"{turn.id}.{number}.{place}", loaded, tools, decide, label)
+        for place, call in enumerate(reply.calls, 1)
+    )
+    return Draft(ModelCalledBody(number, calls, parts), turn.id)
+
+
+def _called(call: ProposedCall, ref: str, loaded: Loaded, tools: Tools, decide: Decide, label: Label) -> Called:
+    contract = tools.contracts.get(call.tool)
+    if contract is None:
+        known = ", ".join(sorted(tools.contracts))
+        return _not_a_call(call, ref, f"there is no tool of that name; there are: {known}")
+    if call.arguments is None:
+        return _not_a_call(call, ref, "its arguments are not JSON")
+    try:
+        arguments = tools.check(call.tool, call.arguments)
+    except Invalid as invalid:
+        return _not_a_call(call, ref, invalid.detail)
+    assert loaded.turn_body is not None
+    decision = decide(Action(call.tool, arguments), contract, loaded.turn_body.origin, (label,), (), owner=loaded.owner)
+    return _decided(ref, contract, arguments, decision, provider_id=call.provider_id)
+
+
+def _not_a_call(call: ProposedCall, ref: str, why: str) -> Called:
+    """A call that names nothing we offer, or does not fit it: refused with the reason, never guessed at."""
+    arguments = dict(call.arguments or {})
+    return Called(
+        ref,
+        plain(call.tool, chars_max=100),
+        arguments,
+        Verdict.DENY,
+        why,
+        Effect.EXTERNAL,
+        provider_id=call.provider_id,
+    )
+
+
+def _decided(
+    ref: str, contract: Contract, arguments: Mapping[str, object], decision: Decision, *, provider_id: str = ""
+) -> Called:
+    return Called(
+        ref,
+        contract.tool,
+        dict(arguments),
+        decision.verdict,
+        decision.reason,
+        contract.effect,
+        keyed=contract.keyed,
+        parallel_safe=contract.parallel_safe,
+        contract=contract.version,
+        approvers=decision.approvers,
+        provider_id=provider_id,
+    )
+
+
+# --- operations --------------------------------------------------------------
+
+
+def _digest(called: Called) -> str:
+    return digest([called.tool, called.arguments])
+
+
+def intended(called: Called, turn: Turn, session: str) -> Draft:
+    """Return the row of an operation that is stored and not sent (D1). Its id is its call's."""
+    key = idempotency_key(session, called.call)
+    return Draft(ToolIntendedBody(called.call, called.call, called.tool, key, _digest(called)), turn.id)
+
+
+def sent(called: Called, turn: Turn, session: str) -> Draft:
+    """Return the row of an attempt that may go out once it is durable. The key is the operation's (D2)."""
+    planned = turn.find(called.call)
+    body = ToolSentBody(
+        called.call,
+        called.call,
+        called.tool,
+        idempotency_key(session, called.call),
+        _digest(called),
+        planned.attempts + 1,
+        intended=planned.state is CallState.INTENDED,
+    )
+    return Draft(body, turn.id)
+
+
+def handed(called: Called, turn: Turn, session: str, by: Principal) -> Call:
+    """Return what the tool is handed beside its arguments."""
+    attempt = max(turn.find(called.call).attempts, 1)
+    return Call(session, turn.id, idempotency_key(session, called.call), str(by), attempt)
+
+
+def unknown(called: Called, turn: Turn, reason: str) -> Draft:
+    """Return the row of an attempt that was given up (C7)."""
+    return Draft(ToolUnknownBody(called.call, called.call, called.tool, reason), turn.id)
+
+
+def _is_stored(planned: Planned) -> bool:
+    return planned.attempts > 0 or planned.state is CallState.INTENDED
+
+
+def closed(called: Called, outcome: Outcome, reason: str, turn: Turn) -> Draft:
+    """Return the result of a call that is not run, in the runtime's words."""
+    return _result(called, turn, outcome, by_runtime(reason), ())
+
+
+def _result(called: Called, turn: Turn, outcome: Outcome, part: Part, made: tuple[Ref, ...]) -> Draft:
+    planned = turn.find(called.call)
+    stored = called.is_operation and _is_stored(planned)
+    operation = called.call if stored else None
+    return Draft(
+        ToolResultBody(called.call, called.tool, outcome, (part,), operation=operation, stored=stored, made=made),
+        turn.id,
+    )
+
+
+def result(ended: Attempt, called: Called, turn: Turn, returns: Integrity) -> Draft:
+    """Return the one result of a call that was run. Its words are the tool's, labelled as its contract says."""
+    outcome = Outcome.OK if ended.came is Came.OK else Outcome.FAILED
+    part = Part(ended.text, f"tool:{called.tool}", Label(returns), "tool contract")
+    return _result(called, turn, outcome, part, ended.made)
+
+
+def told(called: Called, turn: Turn, reason: str) -> list[Draft]:
+    """Return the rows of an operation that stays unknown: its result, and a word to the people (D5)."""
+    text = (
+        f"{called.tool} may or may not have happened ({reason}). It was not sent again, "
+        "because the other side could not recognise a repeat."
+        if not called.keyed
+        else f"{called.tool} may or may not have happened ({reason}), after {turn.find(called.call).attempts} attempts."
+    )
+    return [
+        _result(called, turn, Outcome.UNKNOWN, by_runtime(text), ()),
+        Draft(NoticeBody((by_runtime(text),)), turn.id),
+    ]
+
+
+def lost(turn: Turn) -> list[Draft]:
+    """Return what a restart finds: each operation that was out when the process ended is unknown now."""
+    return [
+        unknown(planned.called, turn, "the process ended before it heard the answer")
+        for planned in turn.plan
+        if planned.state is CallState.SENT and planned.called.is_operation
+    ]
+
+
+def too_old(turn: Turn, say_so_at_ms: int, now_ms: int, contracts: Mapping[str, Contract]) -> list[Draft]:
+    """Return the results of operations that a restart finds unsent, and whose say-so is too old by now (K14)."""
+    drafts = []
+    for planned in turn.plan:
+        contract = contracts.get(planned.called.tool)
+        unsent = planned.state in (CallState.PLANNED, CallState.INTENDED) and planned.called.verdict is Verdict.RUN
+        if not (unsent and planned.called.is_operation):
+            continue
+        if contract is None or now_ms > say_so_at_ms + contract.good_for_ms:
+            why = f"the say-so of {instant(say_so_at_ms)} is too old by now; nothing was sent"
+            drafts.append(closed(planned.called, Outcome.NOT_STARTED, why, turn))
+    return drafts
+
+
+# --- questions ---------------------------------------------------------------
+
+
+def ask(
+    calls: Sequence[Called],
+    turn: Turn,
+    loaded: Loaded,
+    contracts: Mapping[str, Contract],
+    *,
+    now_ms: int,
+    consent_ms: int,
+    wording: Wording,
+) -> list[Draft]:
+    """Return the row of a question about exactly these calls (B5, B6), after those that it withdraws (K18)."""
+    body = loaded.turn_body
+    assert body is not None
+    steps = tuple(Step(called.call, called.tool, called.arguments, called.contract) for called in calls)
+    id_ = f"A{loaded.consents + 1}"
+    consent = Consent(
+        id=id_,
+        turn=turn.id,
+        origin=body.origin,
+        steps=steps,
+        digest=steps_digest(steps),
+        approvers=next(called.approvers for called in calls if called.approvers),
+        about=body.about,
+        question=wording(
+            id_,
+            steps=steps,
+            contracts=contracts,
+            origin=body.origin,
+            parts=tuple(loaded.context.parts),
+            replaced={old.tool: old for old in body.replaced},
+        ),
+        asked_at_ms=now_ms,
+        expires_at_ms=now_ms + consent_ms,
+        steps_left=turn.steps_left,
+    )
+    older = [standing.consent for standing in loaded.open_questions if supersedes(consent, standing.consent)]
+    withdrawn = [Draft(ConsentWithdrawnBody(old.id, f"{id_} takes its place")) for old in older]
+    return [*withdrawn, Draft(TurnAskBody(consent), turn.id)]
+
+
+def ended(turn: Turn, end: End) -> Draft:
+    """Return the row of a turn's end."""
+    return Draft(TurnEndBody(end.ending, end.reason, turn.steps_left), turn.id)
+
+
+def approved(standing: Standing, loaded: Loaded, contracts: Mapping[str, Contract], *, now_ms: int) -> list[Draft]:
+    """Return the rows that begin the turn of an approved consent: it runs the fixed steps, no others (B10).
+
+    The person who approved is its origin. If a tool's declaration changed since she was asked, or her yes
+    is too old to act on, nothing runs and the question is withdrawn (R11, K14).
+    """
+    void = _void(standing, contracts, now_ms)
+    if void is not None:
+        told = Draft(NoticeBody((by_runtime(f"{standing.consent.id} was not run: {void}."),)))
+        return [Draft(ConsentWithdrawnBody(standing.consent.id, void)), told]
+    assert standing.answered_by is not None
+    id_ = f"T{loaded.turns + 1}"
+    origin = Origin(Principal.parse(standing.answered_by), f"consent {standing.consent.id}")
+    decision = Decision(Verdict.RUN, f"{standing.answered_by} approved {standing.consent.id}")
+    calls = tuple(
+        _decided(f"{id_}.0.{place}", contracts[step.tool], step.arguments, decision)
+        for place, step in enumerate(standing.ticked, 1)
+    )
+    begins = TurnStartBody(
+        origin,
+        steps_left=0,
+        consent=standing.consent.id,
+        about=standing.consent.about,
+        say_so_at_ms=standing.answered_at_ms or now_ms,
+    )
+    return [
+        Draft(ConsentUsedBody(standing.consent.id, id_)),
+        Draft(begins, id_),
+        Draft(TurnStepsBody(standing.consent.id, calls), id_),
+    ]
+
+
+def _void(standing: Standing, contracts: Mapping[str, Contract], now_ms: int) -> str | None:
+    for step in standing.ticked:
+        contract = contracts.get(step.tool)
+        if contract is None or contract.version != step.contract:
+            return f"{step.tool} changed since the question was asked"
+        if now_ms > (standing.answered_at_ms or now_ms) + contract.good_for_ms:
+            return f"the yes of {instant(standing.answered_at_ms or 0)} is too old by now"
+    return None
+
+
+def continuation(standing: Standing, loaded: Loaded, replaced: tuple[Replaced, ...], *, now_ms: int) -> Draft:
+    """Return the row that begins the turn in which the model goes on, with the asking turn's origin (K16)."""
+    consent = standing.consent
+    body = TurnStartBody(
+        consent.origin,
+        steps_left=consent.steps_left,
+        continues=consent.turn,
+        consent=consent.id,
+        about=consent.about,
+        replaced=replaced,
+        say_so_at_ms=now_ms,
+    )
+    return Draft(body, f"T{loaded.turns + 1}")
+
+
+def already(standing: Standing) -> str:
+    """Return why an answer to a settled question changes nothing (B8): who answered, and when."""
+    by = f" by {standing.answered_by} at {instant(standing.answered_at_ms)}" if standing.answered_at_ms else ""
+    state = ConsentState.APPROVED if standing.state is ConsentState.USED else standing.state
+    return f"{standing.consent.id} was {state}{by}; this changes nothing"

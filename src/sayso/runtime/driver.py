@@ -1,0 +1,396 @@
+"""One session's owner: takes its inputs in order, performs what its turn machine says is due, commits what
+came of it. One task owns a session, so nothing here needs a lock.
+
+The shape of every step: stage rows (each is folded into the machine at once), accept them as one commit,
+wait until it is durable, and only then let anything happen in the world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sayso.core.contract import Contract
+from sayso.core.operation import Settlement, settlement
+from sayso.core.retry import delay_ms
+from sayso.core.rows import Called, Draft
+from sayso.core.turn import (
+    Ask,
+    Begun,
+    CallModel,
+    Close,
+    Due,
+    End,
+    Event,
+    Intend,
+    ModelFailed,
+    Phase,
+    Proceed,
+    Resumed,
+    Run,
+    Send,
+    Settle,
+    Turn,
+    advance,
+    due,
+)
+from sayso.journal.append import Journal, Spawn
+from sayso.runtime import compose
+from sayso.runtime.inbox import Inbox
+from sayso.runtime.limits import Limits
+from sayso.runtime.loaded import Loaded
+from sayso.runtime.operations import Attempt, Came, attempt, look_up
+from sayso.runtime.ports import Call, Clock, Finished, Model, ModelFault, ModelRequest, Tools
+from sayso.runtime.rules import Rules
+from sayso.storage.store import Claimed, Released, Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Persona:
+    """What the runtime needs to know of an agent."""
+
+    name: str
+    instructions: str
+    model: Model
+    tools: Tools
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What every driver of a worker shares."""
+
+    store: Store
+    clock: Clock
+    persona: Persona
+    limits: Limits
+    rules: Rules
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEnded:
+    """The end of a model call: a reply, or why there is none."""
+
+    turn: str
+    reply: Finished | None
+    fault: str = ""
+
+
+#: what a driver waits for: the end of something that was out, or None, "look at the inbox"
+Happening = ModelEnded | Attempt | None
+
+
+class Driver:
+    """The owner of one session, from claim to release."""
+
+    def __init__(self, around: Around, claimed: Claimed, loaded: Loaded, journal: Journal, spawn: Spawn) -> None:
+        self._around, self._token, self._loaded, self._journal = around, claimed.token, loaded, journal
+        self._spawn = spawn
+        self._inbox = Inbox(around.store, loaded, around.rules, around.limits)
+        self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
+        self._out: set[asyncio.Task[None]] = set()
+        #: what may begin once everything staged is durable
+        self._waiting: list[Coroutine[Any, Any, None]] = []
+        self._staged = False
+        self._hinted = True
+        self._resting = False
+        self._stopping = False
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the session waits for something to come in, and for nothing else."""
+        return self._resting and not self._hinted
+
+    def hint(self) -> None:
+        """Look at the inbox."""
+        self._hinted = True
+        self._happenings.put_nowait(None)
+
+    def stop(self) -> None:
+        """Give the session up as soon as nothing is out (K9)."""
+        self._stopping = True
+        self._happenings.put_nowait(None)
+
+    async def run(self) -> None:
+        """Own the session until it has nothing to do, or is asked to stop.
+
+        Raises:
+            Fenced, Conflict: the session is not this driver's any more; nothing else was written.
+        """
+        try:
+            await self._resume()
+            while True:
+                await self._catch_up()
+                if self._stopping and not self._out:
+                    await self._around.store.surrender(self._token)
+                    return
+                if await self._idle():
+                    return
+        finally:
+            await self._abandon()
+
+    async def _catch_up(self) -> None:
+        """Do all that can be done now: settle the control lane, go on with the turn, start the next one."""
+        while True:
+            if self._hinted:
+                self._hinted = False
+                for entry in await self._inbox.look():
+                    self._stage(await self._inbox.settle(entry))
+                await self._flush()
+            if self._loaded.turn is None and not await self._start_next():
+                return
+            await self._go_on()
+            if not self._hinted and self._loaded.turn is not None:
+                return
+
+    async def _idle(self) -> bool:
+        """Wait for the next happening, and take it in. Return whether the session was released instead."""
+        busy = self._loaded.turn is not None or bool(self._out)
+        self._resting = not busy
+        try:
+            async with asyncio.timeout(None if busy else self._around.limits.linger_ms / 1000):
+                happening = await self._happenings.get()
+        except TimeoutError:
+            released = await self._around.store.release(self._token, looked_to=self._inbox.looked_to)
+            self._hinted = released is Released.MORE
+            return released is not Released.MORE
+        finally:
+            self._resting = False
+        self._take(happening)
+        return False
+
+    async def _abandon(self) -> None:
+        """Drop what is out. Its operations stay `sent` in the store, for the successor to settle (D5)."""
+        for coroutine in self._waiting:
+            coroutine.close()
+        for task in self._out:
+            task.cancel()
+        await asyncio.gather(*self._out, return_exceptions=True)
+
+    # turns
+
+    @property
+    def _turn(self) -> Turn:
+        assert self._loaded.turn is not None
+        return self._loaded.turn
+
+    @property
+    def _contracts(self) -> dict[str, Contract]:
+        return dict(self._around.persona.tools.contracts)
+
+    def _tell(self, event: Event) -> None:
+        """Tell the machine an event that is no row."""
+        self._loaded.turn, _ = advance(self._turn, event)
+
+    async def _resume(self) -> None:
+        """After a claim: what was out when the process before us ended is out no more."""
+        if self._loaded.turn is None:
+            return
+        log.info("turn resumed", extra={"session": self._loaded.id, "turn": self._loaded.turn.id})
+        self._stage(compose.lost(self._turn))
+        self._tell(Resumed())
+        assert self._loaded.turn_body is not None
+        say_so_at_ms = self._loaded.turn_body.say_so_at_ms
+        now_ms = self._around.clock.now_ms()
+        self._stage(compose.too_old(self._turn, say_so_at_ms, now_ms, self._contracts))
+        await self._flush()
+
+    async def _start_next(self) -> bool:
+        """Begin the next turn: one that an answer owes comes before the queue (K13). False if there is none.
+
+        What has nothing to run after all (a void consent, a question back to a person) ends without a turn.
+        """
+        if self._stopping:
+            return False
+        owed = self._loaded.owed
+        if owed is None:
+            drafts = await self._inbox.next_turn()
+        elif owed.state == "approved":
+            now_ms = self._around.clock.now_ms()
+            drafts = compose.approved(owed, self._loaded, self._contracts, now_ms=now_ms)
+        else:
+            drafts = [await self._continuation(owed.consent.id)]
+        self._stage(drafts)
+        return bool(drafts)
+
+    async def _continuation(self, consent: str) -> Draft:
+        standing = self._loaded.standings[consent]
+        replaced = await self._inbox.replaced(standing.consent.about)
+        return compose.continuation(standing, self._loaded, replaced, now_ms=self._around.clock.now_ms())
+
+    async def _go_on(self) -> None:
+        """Perform what is due until only what is out is waited for."""
+        while (turn := self._loaded.turn) is not None:
+            effects = due(turn)
+            if effects and isinstance(effects[0], CallModel):
+                self._waiting.append(self._ask_model(turn.id))
+                break
+            if effects:
+                await self._perform(turn, effects[0])
+            elif turn.phase is Phase.BOUNDARY and not self._stopping:
+                self._tell(Proceed())
+            else:
+                break
+        await self._flush()
+
+    async def _perform(self, turn: Turn, effect: Due) -> None:
+        match effect:
+            case Intend(call):
+                self._stage([compose.intended(call, turn, self._token.session)])
+            case Send(call, apart):
+                if apart:
+                    await self._flush()
+                self._send(call)
+            case Run(call):
+                self._tell(Begun(call.call))
+                self._waiting.append(self._attempt(call, self._handed(call)))
+            case Settle(call, attempts):
+                self._settle(call, attempts)
+            case Close(call, outcome, reason):
+                self._stage([compose.closed(call, outcome, reason, turn)])
+            case Ask(calls):
+                self._ask(turn, calls)
+            case End():
+                await self._end(turn, effect)
+            case CallModel():
+                raise AssertionError("the model is called by _go_on")
+
+    def _ask(self, turn: Turn, calls: Sequence[Called]) -> None:
+        self._stage(
+            compose.ask(
+                calls,
+                turn,
+                self._loaded,
+                self._contracts,
+                now_ms=self._around.clock.now_ms(),
+                consent_ms=self._around.limits.consent_ms,
+                wording=self._around.rules.question,
+            )
+        )
+
+    async def _end(self, turn: Turn, end: End) -> None:
+        """End the turn. One that ran a consent's steps hands on, in the same commit, to a turn in which the
+        model goes on with the origin of the turn that asked (K16)."""
+        hands_on = [] if turn.steps_of is None else [await self._continuation(turn.steps_of)]
+        self._stage([compose.ended(turn, end), *hands_on])
+
+    # rows
+
+    def _stage(self, drafts: Sequence[Draft]) -> None:
+        """Add rows to the next commit, and fold them now: what is due next is read off the result."""
+        for draft in drafts:
+            self._loaded.take(self._journal.stage(draft))
+            self._staged = True
+
+    async def _flush(self) -> None:
+        """Make what is staged durable; then begin what waited for that."""
+        if self._staged:
+            self._staged = False
+            await self._journal.accept().durable()
+            self._loaded.forget_settled()
+        begin, self._waiting = self._waiting, []
+        for coroutine in begin:
+            task = self._spawn(coroutine)
+            self._out.add(task)
+            task.add_done_callback(self._out.discard)
+
+    # the world
+
+    def _handed(self, call: Called) -> Call:
+        assert self._loaded.turn_body is not None
+        return compose.handed(call, self._turn, self._token.session, self._loaded.turn_body.origin.principal)
+
+    def _send(self, call: Called, *, after_ms: int = 0) -> None:
+        """Store that an attempt goes out, and let it go once that is durable."""
+        self._stage([compose.sent(call, self._turn, self._token.session)])
+        self._waiting.append(self._attempt(call, self._handed(call), after_ms=after_ms))
+
+    async def _attempt(self, call: Called, handed: Call, *, after_ms: int = 0) -> None:
+        clock, tools = self._around.clock, self._around.persona.tools
+        if after_ms:
+            await clock.sleep_until(clock.now_ms() + after_ms)
+        most = self._around.limits.result_bytes
+        came = await attempt(tools, tools.contracts[call.tool], call.call, handed, call.arguments, bytes_max=most)
+        self._happenings.put_nowait(came)
+
+    async def _look_up(self, call: Called, handed: Call) -> None:
+        tools, most = self._around.persona.tools, self._around.limits.result_bytes
+        came = await look_up(tools, tools.contracts[call.tool], call.call, handed, call.arguments, bytes_max=most)
+        self._happenings.put_nowait(came)
+
+    def _settle(self, call: Called, attempts: int, *, looked_up: bool = False) -> None:
+        """Find out what became of an unknown operation: ask the other side, send again with the same key, or
+        tell a person (D5)."""
+        contract = self._around.persona.tools.contracts.get(call.tool)
+        most = self._around.limits.attempts_per_operation
+        has_lookup = contract is not None and contract.has_lookup and not looked_up
+        match settlement(
+            has_lookup=has_lookup, keyed=call.keyed and contract is not None, attempts=attempts, attempts_max=most
+        ):
+            case Settlement.LOOK_UP:
+                self._tell(Begun(call.call))
+                self._waiting.append(self._look_up(call, self._handed(call)))
+            case Settlement.RESEND:
+                self._send(call, after_ms=delay_ms(attempts, chance=0.5) if attempts > 1 else 0)
+            case Settlement.TELL:
+                self._stage(compose.told(call, self._turn, "no answer came"))
+
+    async def _ask_model(self, turn: str) -> None:
+        persona, limits = self._around.persona, self._around.limits
+        request = ModelRequest(
+            persona.instructions, self._loaded.context.messages, persona.tools.offers, self._loaded.id, turn
+        )
+        reply, fault = None, ""
+        try:
+            async with asyncio.timeout(limits.model_ms / 1000), persona.model.stream(request) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        reply = event
+            if reply is None or not (reply.text or reply.calls):
+                reply, fault = None, "the model's answer was empty or cut short"
+        except TimeoutError:
+            fault = f"no answer from the model within {limits.model_ms} ms"
+        except ModelFault as known:
+            fault = f"the model failed: {known}"
+        except Exception as error:
+            log.exception("model failed", extra={"session": self._loaded.id, "turn": turn})
+            fault = f"the model broke off with {type(error).__name__}"
+        self._happenings.put_nowait(ModelEnded(turn, reply, fault))
+
+    def _take(self, happening: Happening) -> None:
+        """Take in the end of something that was out."""
+        match happening:
+            case None:
+                return
+            case ModelEnded(turn=turn) if self._loaded.turn is None or self._loaded.turn.id != turn:
+                return  # an answer that nobody waits for any more
+            case ModelEnded(reply=None, fault=fault):
+                self._tell(ModelFailed(fault))
+            case ModelEnded(reply=reply):
+                assert reply is not None
+                persona, decide = self._around.persona, self._around.rules.decide
+                self._stage([compose.replied(reply, self._turn, self._loaded, persona.tools, decide)])
+            case Attempt() as came:
+                self._attempted(came)
+
+    def _attempted(self, ended: Attempt) -> None:
+        turn = self._turn
+        planned = turn.find(ended.call)
+        called, contract = planned.called, self._around.persona.tools.contracts[planned.called.tool]
+        match ended.came:
+            case Came.OK | Came.FAILED:
+                self._stage([compose.result(ended, called, turn, contract.returns)])
+            case Came.UNKNOWN if not ended.looked_up:
+                self._stage([compose.unknown(called, turn, ended.text)])
+            case Came.UNKNOWN:  # the lookup could not tell: as if there were none
+                self._stage([compose.unknown(called, turn, ended.text)])
+                self._settle(called, planned.attempts, looked_up=True)
+            case Came.ABSENT if called.keyed and planned.attempts < self._around.limits.attempts_per_operation:
+                self._stage([compose.unknown(called, turn, ended.text)])
+                self._settle(called, planned.attempts, looked_up=True)
+            case Came.ABSENT:
+                self._stage([compose.result(ended, called, turn, contract.returns)])

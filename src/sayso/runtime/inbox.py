@@ -1,0 +1,169 @@
+"""The owner's side of an inbox: what is settled at once, and what waits its turn.
+
+An entry stays queued until the commit that takes it, so one that was looked at and not taken is simply
+looked at again by the next owner.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from sayso.core.consent import ConsentState, Replaced, Settled, Standing
+from sayso.core.inputs import Answer, InputKind
+from sayso.core.labels import USER, Part
+from sayso.core.operation import OperationState, Ref
+from sayso.core.origin import Origin
+from sayso.core.rows import (
+    AnswerRefusedBody,
+    ConsentApprovedBody,
+    ConsentDeclinedBody,
+    ConsentExpiredBody,
+    ConsentWithdrawnBody,
+    Draft,
+    EffectGoneBody,
+    InputBody,
+    NoticeBody,
+    TurnStartBody,
+    decode_arguments,
+)
+from sayso.runtime.compose import already, by_runtime, instant
+from sayso.runtime.limits import Limits
+from sayso.runtime.loaded import Loaded
+from sayso.runtime.rules import Rules
+from sayso.storage.store import InboxRow, RefRow, Store
+
+
+class Inbox:
+    """One session's inbox, as its owner reads it."""
+
+    def __init__(self, store: Store, loaded: Loaded, rules: Rules, limits: Limits) -> None:
+        self._store, self._loaded, self._rules, self._limits = store, loaded, rules, limits
+        #: the last entry looked at, taken or not: what a release compares with (K22)
+        self.looked_to = 0
+        self._waiting: deque[InboxRow] = deque()
+
+    async def look(self) -> list[InboxRow]:
+        """Read what is new. Return the entries of the control lane, in order of arrival, to be settled now;
+        those of the normal lane wait for `next_turn`."""
+        control = []
+        while True:
+            page = await self._store.inbox(self._loaded.id, after=self.looked_to, limit=self._limits.inbox_page)
+            for entry in page:
+                self.looked_to = entry.n
+                match entry.input.kind:
+                    case InputKind.MESSAGE | InputKind.EVENT | InputKind.UNCLEAR:
+                        self._waiting.append(entry)
+                    case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY:
+                        control.append(entry)
+            if len(page) < self._limits.inbox_page:
+                return control
+
+    # the control lane
+
+    async def settle(self, entry: InboxRow) -> list[Draft]:
+        """Return the rows that settle an entry of the control lane, given what is known now."""
+        received = entry.input
+        if received.kind is InputKind.NOTICE:
+            return [Draft(NoticeBody(received.parts, entry.n)), *await self._gone(entry)]
+        if received.kind is InputKind.EXPIRY:
+            return await self._expire(entry, received.consent or "")
+        assert received.answer is not None
+        return await self._answer(entry, received.answer)
+
+    async def _standing(self, consent: str) -> Standing | None:
+        return self._loaded.standings.get(consent) or await self._store.standing(self._loaded.id, consent)
+
+    async def _expire(self, entry: InboxRow, consent: str) -> list[Draft]:
+        standing = await self._standing(consent)
+        if standing is not None and standing.state is ConsentState.OPEN:
+            return [Draft(ConsentExpiredBody(consent, entry.n))]
+        why = f"the time of {consent} is over, and it was settled before"
+        return [Draft(AnswerRefusedBody(entry.n, str(entry.input.principal), why, consent))]
+
+    async def _answer(self, entry: InboxRow, answer: Answer) -> list[Draft]:
+        """What an answer comes to: by the time it was received, and only once (B7 to B9)."""
+        standing = await self._standing(answer.consent)
+        assert standing is not None, "the door takes an answer to a stored question only (K12)"
+        by, id_ = str(entry.input.principal), answer.consent
+        match self._rules.settle(standing, answer, received_at_ms=entry.received_at_ms):
+            case Settled.APPROVED:
+                ticks = answer.steps
+                verified = entry.input.verified
+                return [Draft(ConsentApprovedBody(id_, entry.n, by, entry.received_at_ms, verified, ticks))]
+            case Settled.DECLINED:
+                parts = (Part(answer.reason, by, USER, entry.input.verified),) if answer.reason else ()
+                return [Draft(ConsentDeclinedBody(id_, entry.n, by, entry.received_at_ms, parts))]
+            case Settled.LATE:
+                why = f"{id_} expired at {instant(standing.consent.expires_at_ms)}; nothing was run"
+                expired = [Draft(ConsentExpiredBody(id_, None))] if standing.state is ConsentState.OPEN else []
+                return [*expired, Draft(AnswerRefusedBody(entry.n, by, why, id_))]
+            case Settled.REPEATED:
+                return [Draft(AnswerRefusedBody(entry.n, by, already(standing), id_))]
+
+    # the normal lane
+
+    async def next_turn(self) -> list[Draft]:
+        """Take the entry that waits longest, and return the rows that begin its turn; none if none waits."""
+        if not self._waiting:
+            return []
+        entry = self._waiting.popleft()
+        received = entry.input
+        taken = Draft(InputBody(entry.n, entry.source, entry.event_id, entry.received_at_ms, received))
+        if received.kind is InputKind.UNCLEAR:
+            return [taken, Draft(NoticeBody((by_runtime(self._which()),)))]
+        gone = await self._gone(entry)
+        origin = Origin(received.principal, received.verified, (entry.n,))
+        begins = TurnStartBody(
+            origin,
+            steps_left=self._limits.steps_per_turn,
+            about=received.about,
+            replaced=await self.replaced(received.about),
+            say_so_at_ms=entry.received_at_ms,
+        )
+        return [taken, *gone, Draft(begins, f"T{self._loaded.turns + 1}")]
+
+    def _which(self) -> str:
+        """The runtime's question back, where a bare yes or no fits no question or several (K20)."""
+        questions = [standing.consent.question.text for standing in self._loaded.open_questions]
+        if not questions:
+            return "Nothing waits for your answer any more."
+        return "Which one do you mean? Answer it by its card or id. " + " ".join(questions)
+
+    # what an event names
+
+    async def _gone(self, entry: InboxRow) -> list[Draft]:
+        """Return the rows that mark as gone what the source says no longer exists (A13), and withdraw the
+        questions of other origins about it (K18)."""
+        if not entry.input.gone:
+            return []
+        live = [row for row in await self._refs(entry.input.about) if row.state == "live"]
+        by = entry.input.principal.id
+        rows = [Draft(EffectGoneBody(row.ref, by, entry.n, await self._answered(row))) for row in live]
+        names = {row.ref for row in live}
+        moot = [s for s in self._loaded.open_questions if names & set(s.consent.about)]
+        return rows + [Draft(ConsentWithdrawnBody(s.consent.id, f"what it is about is gone, {by} says")) for s in moot]
+
+    async def _refs(self, about: Sequence[Ref]) -> list[RefRow]:
+        if not about:
+            return []
+        rows = await self._store.refs(about[0].source, about)
+        return [row for row in rows if row.session == self._loaded.id]
+
+    async def _answered(self, row: RefRow) -> str | None:
+        """Return the operation that made a thing, if it stands: only that can be gone."""
+        if row.operation is None:
+            return None
+        found = await self._store.operation(self._loaded.id, row.operation)
+        return row.operation if found is not None and found.state is OperationState.ANSWERED else None
+
+    async def replaced(self, about: Sequence[Ref]) -> tuple[Replaced, ...]:
+        """Return, for each tool, the newest operation that made a thing which `about` names (K31)."""
+        newest: dict[str, Replaced] = {}
+        for row in sorted(await self._refs(about), key=lambda row: row.seq):
+            if row.operation is None:
+                continue
+            found = await self._store.operation(self._loaded.id, row.operation)
+            if found is not None:
+                newest[found.tool] = Replaced(found.tool, decode_arguments(found.arguments))
+        return tuple(newest.values())

@@ -1,0 +1,41 @@
+"""Every limit, by name. `settings.py` reads them from the environment; defaults are for one small machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of what one process does. Times in milliseconds, sizes in bytes."""
+
+    #: model calls of one turn and its continuations
+    steps_per_turn: int = 20
+    #: one model reply
+    model_ms: int = 120_000
+    #: attempts at one keyed operation before a person is told
+    attempts_per_operation: int = 3
+    #: text of one tool result; the rest is cut, with a count
+    result_bytes: int = 256 * 1024
+    #: text of one user message
+    message_bytes: int = 256 * 1024
+    #: how long a question stays open (B9)
+    consent_ms: int = 10 * 60_000
+    #: how long a route waits for an answer to be settled before it says 202
+    settle_wait_ms: int = 2_000
+    #: how long a session without work stays loaded
+    linger_ms: int = 60_000
+    #: sessions loaded at once
+    sessions: int = 1_000
+    #: entries of an inbox read at once
+    inbox_page: int = 100
+    #: rows of the past that a loaded session's model sees at first
+    context_rows: int = 2_000
+    #: how long a person's repeat is recognised by its Idempotency-Key
+    person_keep_ms: int = 2 * 24 * 3_600_000
+    #: how long running steps are waited for at shutdown (K9)
+    drain_ms: int = 10_000
+    #: how often due timers are looked at when nothing hints at one
+    timer_look_ms: int = 1_000
+    #: rows of one history page
+    history_rows: int = 500

@@ -1,0 +1,133 @@
+"""What a session's owner holds in memory: a fold of its rows, kept up row by row.
+
+Loading reads the session row, the open questions, the open turn's rows and a bounded piece of the past
+(K8); its cost does not grow with the length of the history.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sayso.core.consent import ConsentState, Standing
+from sayso.core.context import Context
+from sayso.core.origin import Principal
+from sayso.core.rows import (
+    ConsentApprovedBody,
+    ConsentDeclinedBody,
+    ConsentExpiredBody,
+    ConsentUsedBody,
+    ConsentWithdrawnBody,
+    Row,
+    TurnAskBody,
+    TurnStartBody,
+)
+from sayso.core.session import SessionRecord
+from sayso.core.turn import Phase, Turn, advance, event_of, fold, start
+from sayso.runtime.limits import Limits
+from sayso.runtime.rules import Rules
+from sayso.storage.store import Store
+
+
+@dataclass(slots=True)
+class Loaded:
+    """One session as its owner knows it. `take` is the only thing that changes it."""
+
+    id: str
+    owner: Principal
+    turns: int
+    consents: int
+    context: Context
+    #: questions that are open, or whose answer still owes a turn
+    standings: dict[str, Standing]
+    turn: Turn | None = None
+    turn_body: TurnStartBody | None = None
+
+    def take(self, row: Row) -> None:
+        """Take an accepted row into account."""
+        self.context.add((row,))
+        match row.body:
+            case TurnStartBody() as body:
+                assert row.turn is not None
+                self.turns += 1
+                self.turn, self.turn_body = start(row.turn, body), body
+                if body.consent is not None:
+                    self._owes_nothing(body.consent)
+            case TurnAskBody(consent=consent):
+                self.consents += 1
+                self.standings[consent.id] = Standing(consent, ConsentState.OPEN, row.position)
+            case ConsentApprovedBody() as body:
+                self._settle(body.consent, row, ConsentState.APPROVED, body.by, body.received_at_ms, body.ticks)
+            case ConsentDeclinedBody() as body:
+                self._settle(body.consent, row, ConsentState.DECLINED, body.by, body.received_at_ms, None)
+            case ConsentExpiredBody(consent=id_):
+                self.standings[id_] = replace(self.standings[id_], state=ConsentState.EXPIRED)
+            case ConsentWithdrawnBody(consent=id_):
+                self.standings[id_] = replace(self.standings[id_], state=ConsentState.WITHDRAWN, due_seq=None)
+            case ConsentUsedBody(consent=id_):
+                self.standings[id_] = replace(self.standings[id_], state=ConsentState.USED)
+            case _:
+                pass
+        self._advance(row)
+
+    def _advance(self, row: Row) -> None:
+        event = event_of(row) if self.turn is not None and row.turn == self.turn.id else None
+        if self.turn is not None and event is not None:
+            self.turn, _ = advance(self.turn, event)
+            if self.turn.phase is Phase.ENDED:
+                self.turn = None
+
+    def _settle(
+        self, consent: str, row: Row, state: ConsentState, by: str, at_ms: int, ticks: tuple[int, ...] | None
+    ) -> None:
+        self.standings[consent] = replace(
+            self.standings[consent], state=state, answered_by=by, answered_at_ms=at_ms, ticks=ticks, due_seq=row.seq
+        )
+
+    def _owes_nothing(self, consent: str) -> None:
+        """The turn that an answer owed has begun."""
+        self.standings[consent] = replace(self.standings[consent], due_seq=None)
+
+    def forget_settled(self) -> None:
+        """Drop questions that nothing here needs any more. Called when all that was staged is durable: until
+        then the store would still call them open."""
+        running = self.turn.steps_of if self.turn is not None else None
+        self.standings = {
+            id_: standing
+            for id_, standing in self.standings.items()
+            if standing.state is ConsentState.OPEN or standing.due_seq is not None or id_ == running
+        }
+
+    @property
+    def open_questions(self) -> list[Standing]:
+        """The open questions, in the order they were asked."""
+        return [s for s in self.standings.values() if s.state is ConsentState.OPEN]
+
+    @property
+    def owed(self) -> Standing | None:
+        """The answer that owes a turn and came first (K13)."""
+        owing = [s for s in self.standings.values() if s.due_seq is not None]
+        return min(owing, key=lambda s: s.due_seq or 0, default=None)
+
+
+async def load(store: Store, record: SessionRecord, rules: Rules, limits: Limits) -> Loaded:
+    """Return a claimed session as its rows describe it."""
+    past = await store.last_rows(record.id, limit=limits.context_rows)
+    context = Context(wrap=rules.labelled)
+    context.add(past)
+    states = (ConsentState.OPEN, ConsentState.APPROVED)
+    standings = {s.consent.id: s for s in await store.standings(record.id, states=states, due=True)}
+    loaded = Loaded(record.id, record.owner, record.turns, record.consents, context, standings)
+    if record.turn is not None and record.turn_seq is not None:
+        rows = [r for r in past if r.seq >= record.turn_seq]
+        if not rows or rows[0].seq > record.turn_seq:  # a turn longer than the window
+            rows = await store.rows(record.id, after=record.turn_seq - 1)
+        mine = tuple(r for r in rows if r.turn == record.turn)
+        loaded.turn = fold(record.turn, mine)
+        body = mine[0].body
+        assert isinstance(body, TurnStartBody)
+        loaded.turn_body = body
+        if body.consent is not None and body.continues is None:
+            used = await store.standing(record.id, body.consent)
+            if used is not None:
+                loaded.standings[body.consent] = used
+    return loaded

@@ -1,0 +1,280 @@
+"""What the runtime asks of the outside: a clock, ids, a model, tools, the schemes of sources.
+
+Values and protocols only. Every implementation lives in `adapters`, `sources` or `testing`,
+and `assembly` alone chooses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sayso.core.context import Message
+from sayso.core.contract import Contract
+from sayso.core.operation import Ref
+
+# --- sources -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RawRequest:
+    """An inbound hook as it came: nothing decoded, nothing parsed, headers in order with repeats."""
+
+    method: str
+    #: path and query, as sent
+    target: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    #: after transfer decoding, before content or charset decoding
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The scheme vouches for the sender of these bytes."""
+
+    #: which of our keys matched, by its reference (never the secret), so that a rotation can be watched
+    key: str
+    #: the sender's signed time, milliseconds since 1970 UTC; None where the scheme signs none
+    signed_at_ms: int | None
+    #: the sender's event id; None where it gave none (A5)
+    event_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The request did not prove where it came from, and why: a reason for the operator, never the sender."""
+
+    #: one of the words of the vectors, e.g. "signature", "missing_header", "timestamp"
+    reason: str
+    #: the sentence of the door's record
+    detail: str
+    #: 401, or 400 where the framing can't be read
+    status: int = 401
+
+
+class Scheme(Protocol):
+    """How a source proves who it is. Bytes in, verdict out; no I/O, no clock of its own."""
+
+    #: e.g. "standard-webhooks v1"; becomes part of a turn's origin
+    name: str
+    #: whether the event id is covered by the proof; where not, the body's digest is kept too
+    id_signed: bool
+    #: how long a repeat must be recognised, milliseconds
+    keep_ms: int
+    #: larger bodies are refused while reading
+    body_bytes_max: int
+
+    def verify(self, request: RawRequest, *, source: str, now_ms: int) -> Verified | Refusal:
+        """Return who vouches for `request`, or why nobody does. Never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What an event from a source says, in the words of the one who wrote the source's function.
+
+    `text` becomes labelled data for the model, never the user's words (B4). `about` names things that
+    tools of a session made, by (kind, value), in the order in which they are tried (A12).
+    """
+
+    text: str
+    about: Sequence[tuple[str, str]] = ()
+    #: what `about` names no longer exists (A13)
+    gone: bool = False
+    #: delivered at once, starts no turn (A11)
+    notice: bool = False
+
+
+class SourceDoor(Protocol):
+    """One source, ready: how it proves itself, and what its events mean."""
+
+    name: str
+    scheme: Scheme
+
+    def hear(self, body: bytes) -> Heard:
+        """Return what a verified body says.
+
+        Raises:
+            ValueError: the body does not parse; it is kept and shown to the operator, not acted on.
+        """
+        ...
+
+
+# --- clock and ids -----------------------------------------------------------
+
+
+class Clock(Protocol):
+    """Time and waiting. The runtime reads no other clock."""
+
+    def now_ms(self) -> int:
+        """Return milliseconds since 1970 UTC; never less than before."""
+        ...
+
+    async def sleep_until(self, instant_ms: int) -> None:
+        """Return at `instant_ms`, or soon after."""
+        ...
+
+
+class Ids(Protocol):
+    """Names that nobody else has."""
+
+    def session(self) -> str:
+        """Return a new session id, `ses_…`; ids sort by time."""
+        ...
+
+    def event(self) -> str:
+        """Return a local event id for input that came without one (A5)."""
+        ...
+
+    def node(self) -> str:
+        """Return a new incarnation of this process."""
+        ...
+
+    def secret(self) -> str:
+        """Return 32 random bytes as text, for a token."""
+        ...
+
+
+# --- model -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOffer:
+    """A tool as the model is shown it."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One request. `messages` grows with the session and is shared: read it, never keep or change it."""
+
+    instructions: str
+    messages: Sequence[Message]
+    tools: Sequence[ToolOffer]
+    session: str
+    turn: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedCall:
+    """One call as the model wrote it. `arguments` is None where its JSON could not be read."""
+
+    tool: str
+    arguments: Mapping[str, Any] | None
+    #: the provider's id, a note only (H13)
+    provider_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A piece of text, while it is being written."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The whole reply. Nothing acts on a call before this."""
+
+    text: str
+    calls: tuple[ProposedCall, ...] = ()
+
+
+class ModelFault(Exception):
+    """The model gave no usable answer; `kind` is a word for the record, e.g. `timeout`, `truncated`."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(f"{kind}: {detail}" if detail else kind)
+        self.kind = kind
+
+
+class Model(Protocol):
+    """One provider request at a time; leaving the context closes the connection."""
+
+    name: str
+
+    def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[TextDelta | Finished]]:
+        """Return the reply as it comes; it ends with `Finished`.
+
+        Raises:
+            ModelFault: no usable answer came.
+        """
+        ...
+
+
+# --- tools -------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Call:
+    """What a tool function is handed beside its arguments."""
+
+    session: str
+    turn: str
+    #: the operation's idempotency key: hand it to the other side (D2)
+    key: str
+    #: on whose say-so it runs, as `user:alice`
+    principal: str
+    #: which attempt this is, from 1
+    attempt: int = 1
+    refs: list[Ref] = field(default_factory=list)
+
+    def made(self, kind: str, value: str, *, source: str) -> None:
+        """Say that this call made something: from now on this session hears from `source` about it (A12)."""
+        self.refs.append(Ref(source, kind, value))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What a tool returned: it happened."""
+
+    text: str
+
+
+class Absent(Exception):
+    """What a lookup raises to say: no operation with this key ever happened there."""
+
+
+class Tools(Protocol):
+    """The tools of an agent."""
+
+    @property
+    def contracts(self) -> Mapping[str, Contract]:
+        """Every tool's declaration, by name."""
+        ...
+
+    @property
+    def offers(self) -> Sequence[ToolOffer]:
+        """The tools as a model is shown them."""
+        ...
+
+    def check(self, tool: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments as they would be used: validated, JSON values only, defaults filled in.
+
+        Raises:
+            Invalid: they are not what the tool takes; the text is for the model.
+        """
+        ...
+
+    async def call(self, tool: str, call: Call, arguments: Mapping[str, Any]) -> ToolAnswer:
+        """Call the tool.
+
+        Raises:
+            ToolFailed: it did not happen.
+            Exception: anything else: for a tool with an effect, nobody knows.
+        """
+        ...
+
+    async def look_up(self, tool: str, call: Call, arguments: Mapping[str, Any]) -> ToolAnswer:
+        """Ask the other side what became of the operation with this key.
+
+        Raises:
+            Absent: it never happened there.
+            Exception: it can't be told now.
+        """
+        ...
