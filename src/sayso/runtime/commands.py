@@ -29,7 +29,7 @@ from sayso.core.text import scrub
 from sayso.journal.follow import Feeds, Frame, Listener, capture, follow
 from sayso.runtime.limits import Limits
 from sayso.runtime.ports import Clock, Ids
-from sayso.storage.store import Entry, Put, PutOutcome, Store
+from sayso.storage.store import DoorKind, DoorNote, Entry, Put, PutOutcome, Store
 
 
 class Hints(Protocol):
@@ -96,6 +96,11 @@ class Commands:
             raise NotFound("session")
         return record
 
+    async def waiting(self, by: Caller, session: str) -> int:
+        """Return how many inputs of the session are stored and not taken yet, counted up to a page."""
+        await self.session(by, session)
+        return len(await self._store.inbox(session, after=0, limit=self._limits.inbox_page))
+
     # inputs
 
     async def post(
@@ -142,9 +147,7 @@ class Commands:
             NotFound: no such session or question for this caller.
             AnswerRefused: the door does not take it (K12).
         """
-        await self.session(by, session)
-        if await self._store.standing(session, answer.consent) is None:
-            raise NotFound("question")
+        await self._may_answer(by, session, answer.consent)
         received = Input(InputKind.ANSWER, by.principal, by.verified, answer=answer)
         content = {"consent": answer.consent, "digest": answer.digest, "yes": answer.yes, "reason": answer.reason}
         listener, _ = self._feeds.listen(session)
@@ -155,6 +158,18 @@ class Commands:
             return put, await self._settling(listener, put.n)
         finally:
             self._feeds.leave(session, listener)
+
+    async def _may_answer(self, by: Caller, session: str, consent: str) -> None:
+        """Refuse an answer to what this caller can't see; to a question that exists, it goes on record (A2)."""
+        found = await self._store.standing(session, consent)
+        if found is None:
+            raise NotFound("question")
+        try:
+            await self.session(by, session)
+        except NotFound:
+            why = f"{by.principal} answered {consent}, which is none of theirs to see"
+            await self._store.note(DoorNote(DoorKind.REJECTED, str(by.principal), why, session=session))
+            raise
 
     async def _put(
         self,

@@ -1,0 +1,5 @@
+"""`python -m sayso` is the command line."""
+
+from sayso.cli import main
+
+main()

@@ -1,0 +1,294 @@
+"""Put the parts together: the one file that knows every concrete class.
+
+`App` is sayso inside a program of your own. The functions below it are what the command line calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from sayso.adapters.functions import FunctionTools
+from sayso.adapters.logs import JsonFormatter
+from sayso.adapters.sources import FunctionSource
+from sayso.adapters.system import SystemClock, SystemIds
+from sayso.agent import Agent
+from sayso.core.canonical import canonical
+from sayso.core.errors import NotFound, Refused
+from sayso.core.origin import Principal
+from sayso.journal.follow import Feeds
+from sayso.runtime.admission import Admission
+from sayso.runtime.commands import Commands
+from sayso.runtime.driver import Around, Persona
+from sayso.runtime.identity import Identity
+from sayso.runtime.limits import Limits
+from sayso.runtime.numbered import lay_out, numbered
+from sayso.runtime.ports import Clock, Ids, Model
+from sayso.runtime.rules import RULES, Rules
+from sayso.runtime.worker import Worker
+from sayso.server.app import Application, Server, create_app
+from sayso.settings import Settings
+from sayso.storage.sqlite import SqliteStore
+from sayso.storage.store import Store
+
+log = logging.getLogger(__name__)
+
+DAY_MS = 24 * 3_600_000
+
+
+class Unusable(Refused):
+    """What was given to start with can't be used: an agent, a setting, a model, a secret."""
+
+
+class App:
+    """One agent over one store: its commands, its doors, its worker, and the ASGI app in front of them."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        store: Store,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        limits: Limits | None = None,
+        rules: Rules = RULES,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Assemble; nothing runs yet, and the store is used as it is, never closed.
+
+        Raises:
+            Unusable: the agent's model can't be had, or a secret that its sources name is missing.
+        """
+        self.store = store
+        clock, ids, limits = clock or SystemClock(), ids or SystemIds(), limits or Limits()
+        persona = Persona(agent.name, agent.instructions, _model(agent.model), FunctionTools(agent.tools))
+        feeds = Feeds()
+        self.worker = Worker(Around(store, clock, persona, limits, rules), feeds, node=ids.node())
+        self.commands = Commands(store, feeds, self.worker, clock, ids, limits)
+        self.admission = Admission(_sources(agent, environ), store, self.worker, ids)
+        self.identity = Identity(store, ids)
+        self.feeds = feeds
+
+    @property
+    def asgi(self) -> Application:
+        """The ASGI app, to be served by any server, or mounted in another app."""
+        return create_app(commands=self.commands, admission=self.admission, identity=self.identity, store=self.store)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[App]:
+        """Run the worker meanwhile; at the end let running steps finish, and give every session up (K9)."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self.worker.register()
+                tasks.create_task(self.worker.run())
+                try:
+                    yield self
+                finally:
+                    self.feeds.dismiss_all("shutdown")
+                    self.worker.stop()
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) > 1:
+                raise
+            raise group.exceptions[0] from None
+
+
+def _model(model: Model | str) -> Model:
+    if isinstance(model, str):
+        raise Unusable(f"model {model!r}: this release has no adapter for it; give Agent a Model object")
+    return model
+
+
+def _sources(agent: Agent, environ: Mapping[str, str]) -> dict[str, FunctionSource]:
+    try:
+        return {spec.name: FunctionSource(spec, spec.scheme.ready(environ)) for spec in agent.sources}
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+
+
+# --- what the command line calls ----------------------------------------------
+
+
+def settings(**given: object) -> Settings:
+    """Return the settings, with what was given on the command line last.
+
+    Raises:
+        Unusable: a value is wrong or a name is not known.
+    """
+    try:
+        return Settings.load(None, **{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise Unusable(f"settings: {wrong}") from None
+    except ValueError as error:
+        raise Unusable(f"settings: {error}") from None
+
+
+def load_agent(target: str) -> Agent:
+    """Return the agent at `module:name`, or what the function of that name returns.
+
+    Raises:
+        Unusable: there is no such module or name, or it is no agent.
+    """
+    module_name, colon, name = target.partition(":")
+    if not colon:
+        raise Unusable(f"{target!r}: say where the agent is, as module:name")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except ModuleNotFoundError as error:
+        raise Unusable(f"{target}: {error}") from None
+    except AttributeError:
+        raise Unusable(f"{target}: {module_name} has no {name}") from None
+    agent = found() if callable(found) and not isinstance(found, Agent) else found
+    if not isinstance(agent, Agent):
+        raise Unusable(f"{target} is a {type(agent).__name__}, not an Agent")
+    return agent
+
+
+async def serve_forever(target: str, *, host: str | None, port: int | None, database: str | None) -> None:
+    """Serve an agent until a signal ends it. Prints where it listens, on one line.
+
+    Raises:
+        Unusable: see `load_agent`, `settings` and `App`.
+        StoreLocked, StoreUnavailable: the store's file is another process's, or can't be used.
+    """
+    chosen = settings(host=host, port=port, database=database)
+    _set_up_logging(chosen)
+    agent = load_agent(target)
+    async with _store(chosen.database, exclusive=True) as store:
+        app = App(agent, store=store, limits=chosen.limits)
+        async with app.running():
+            await _serve(Server(app.asgi, host=chosen.host, port=chosen.port))
+    log.info("stopped", extra={"database": chosen.database})
+
+
+async def _serve(server: Server) -> None:
+    """Serve until SIGINT or SIGTERM. The server's own handlers would end the process before the worker's
+    steps are done, so the signals are this loop's before and after it."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop)
+    serving = asyncio.create_task(server.serve())
+    await asyncio.wait((serving, asyncio.create_task(_announce(server))), return_when=asyncio.FIRST_COMPLETED)
+    await serving
+
+
+async def _announce(server: Server) -> None:
+    await asyncio.to_thread(server.listening.wait)
+    host, port = server.address
+    print(f"listening on http://{host}:{port}", flush=True)
+
+
+def _set_up_logging(chosen: Settings) -> None:
+    handler = logging.StreamHandler()
+    if chosen.log_json:
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=chosen.log_level.upper(), handlers=[handler])
+
+
+def _must_exist(path: Path) -> None:
+    if not path.exists():
+        raise Unusable(f"there is no {path}; name the store's file with --database")
+
+
+@asynccontextmanager
+async def _store(path: str, *, exclusive: bool = False, must_exist: bool = False) -> AsyncIterator[SqliteStore]:
+    if must_exist:
+        _must_exist(Path(path))
+    store = await SqliteStore.open(path, clock=SystemClock().now_ms, exclusive=exclusive)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def _file(database: str | None) -> str:
+    return settings(database=database).database
+
+
+async def read_log(database: str | None, session: str, *, as_json: bool = False) -> list[str]:
+    """Return the numbered list of a session, as text or one JSON object a line.
+
+    Raises:
+        NotFound: there is no such session.
+    """
+    async with _store(_file(database), must_exist=True) as store:
+        if await store.session(session) is None:
+            raise NotFound(f"session {session}")
+        lines = await numbered(store, session)
+    if not as_json:
+        return lay_out(lines)
+    return [
+        canonical({"number": line.number, "at_ms": line.at_ms, "kind": line.kind, "turn": line.turn, "text": line.text})
+        for line in lines
+    ]
+
+
+async def read_sessions(database: str | None) -> list[str]:
+    """Return a line for each of the newest sessions."""
+    async with _store(_file(database), must_exist=True) as store:
+        found = await store.sessions(owner=None, limit=100)
+    return [f"{one.id}  {one.owner}  {one.head} rows  {one.state}  {one.title}" for one in found] or ["no sessions yet"]
+
+
+async def create_token(database: str | None, principal: str, *, label: str, days: int | None) -> str:
+    """Make an API token and return its text, which is stored nowhere.
+
+    Raises:
+        Unusable: no such kind of principal, or it can't have a token.
+    """
+    async with _store(_file(database)) as store:
+        try:
+            ttl_ms = None if days is None else days * DAY_MS
+            return await Identity(store, SystemIds()).mint(Principal.parse(principal), label=label, ttl_ms=ttl_ms)
+        except ValueError as error:
+            raise Unusable(str(error)) from None
+
+
+async def list_tokens(database: str | None) -> list[str]:
+    """Return a line for each token: its id, whose it is, what it is for, and whether it still works."""
+    async with _store(_file(database), must_exist=True) as store:
+        found, now_ms = await store.tokens(), store.now_ms()
+    lines = []
+    for token in found:
+        over = token.expires_at_ms is not None and token.expires_at_ms <= now_ms
+        state = "revoked" if token.revoked_at_ms is not None else "expired" if over else "good"
+        lines.append(f"{token.id}  {token.principal}  {state}  {token.label}".rstrip())
+    return lines or ["no tokens yet"]
+
+
+async def revoke_token(database: str | None, token_id: str) -> str:
+    """Make a token useless, and return a sentence.
+
+    Raises:
+        NotFound: there is none of that id, or it was revoked before.
+    """
+    async with _store(_file(database), must_exist=True) as store:
+        if not await store.revoke_token(token_id):
+            raise NotFound(f"token {token_id} that still works")
+    return f"token {token_id} is revoked"
+
+
+async def bind_source(database: str | None, source: str, session: str) -> str:
+    """Make a session the one that takes what a source sends about nothing known, and return a sentence.
+
+    Raises:
+        NotFound: there is no such session.
+    """
+    async with _store(_file(database), must_exist=True) as store:
+        if await store.session(session) is None:
+            raise NotFound(f"session {session}")
+        await store.bind(source, session)
+    return f"{session} takes what {source} sends"

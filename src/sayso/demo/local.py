@@ -1,0 +1,181 @@
+"""A stage in this process: the production runtime on a clock whose minutes pass when told.
+
+Only what stands outside is made for the occasion: the model is a script, the restaurant and the group
+keep books in memory, ids begin anew in each run. So the log of a scenario can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from sayso.assembly import App
+from sayso.core.errors import AnswerRefused, NotFound
+from sayso.core.inputs import Answer
+from sayso.core.origin import Principal
+from sayso.demo.concierge import concierge, script
+from sayso.demo.stage import RESTAURANT_SECRET, Open
+from sayso.journal.follow import Feeds, Listener
+from sayso.runtime.commands import Caller
+from sayso.runtime.limits import Limits
+from sayso.runtime.numbered import Beside, Line, numbered
+from sayso.runtime.ports import RawRequest
+from sayso.runtime.rules import RULES, Rules
+from sayso.sources import sign
+from sayso.storage.memory import MemoryStore
+from sayso.storage.store import Store
+from sayso.testing.clock import CountingIds, VirtualClock
+from sayso.testing.scripted import Asked, ScriptedModel
+from sayso.testing.world import World
+
+#: where the demo's clock begins: a multiple of an hour, so that minutes read as a clock
+START_MS = 1_764_518_400_000
+MINUTE_MS = 60_000
+
+
+class LocalStage:
+    """See `Stage`. The session belongs to Alice."""
+
+    def __init__(self, app: App, clock: VirtualClock, world: World, model: ScriptedModel, done: Done) -> None:
+        self.app, self.session = app, done.session
+        self._clock, self._world, self._model, self._done = clock, world, model, done
+
+    async def say(self, who: str, text: str) -> None:
+        caller = _caller(who)
+        seen = (await self.app.commands.history(_caller("alice"), self.session)).position
+        await self.app.commands.post(caller, self.session, text, as_of=seen)
+        await self.rest()
+
+    async def hook(
+        self, event: Mapping[str, Any], *, id: str, secret: str = RESTAURANT_SECRET, changed: bytes | None = None
+    ) -> int:
+        body = json.dumps(event).encode()
+        if event["type"] == "cancelled" and event["reservation"] in self._world.restaurant.tables:
+            self._world.restaurant.take_away(event["reservation"])
+        headers = sign(secret, webhook_id=id, timestamp_s=self._clock.now_ms() // 1000, body=body)
+        pairs = tuple((name.encode(), value.encode()) for name, value in headers.items())
+        request = RawRequest("POST", "/v1/hooks/restaurant", pairs, changed or body)
+        receipt = await self.app.admission.receive("restaurant", request)
+        await self.rest()
+        return receipt.status
+
+    async def questions(self) -> list[Open]:
+        standings = await self.app.commands.standings(_caller("alice"), self.session, open_only=True)
+        return [Open(s.consent.id, s.consent.digest, s.consent.question.text) for s in standings]
+
+    async def answer(self, who: str, question: Open, *, yes: bool, reason: str = "") -> int:
+        answer = Answer(question.id, question.digest, yes, reason)
+        try:
+            _, settled = await self.app.commands.answer(_caller(who), self.session, answer)
+        except NotFound:
+            return 404
+        except AnswerRefused:
+            return 409
+        await self.rest()
+        return 200 if settled is not None else 202
+
+    async def minutes(self, count: int) -> None:
+        self._clock.advance(count * MINUTE_MS)
+        await self.rest()
+
+    async def books(self) -> Mapping[str, Any]:
+        return self._world.books()
+
+    async def rest(self) -> None:
+        """Return once no session has anything left to do."""
+        for _ in range(3):  # whoever sleeps on the clock wakes first
+            await asyncio.sleep(0)
+        while not self.app.worker.at_rest:  # noqa: ASYNC110 - it is the worker's to say, and this is a demo's loop
+            await asyncio.sleep(0)
+
+    @property
+    def world(self) -> World:
+        """The outside."""
+        return self._world
+
+    @property
+    def requests(self) -> list[Asked]:
+        """What the model was asked so far."""
+        return self._model.requests
+
+    @property
+    def last_request(self) -> Asked:
+        """What the model was asked last."""
+        return self._model.requests[-1]
+
+    def shown(self) -> list[str]:
+        """Return what the model was shown in its last call, message by message."""
+        model = self._model
+        if not model.requests:
+            return []
+        lines = ["", f"What the model was shown in {model.requests[-1].turn}:"]
+        for message in model.requests[-1].last:
+            lines += ["", f"[{message.role}]", message.text or ", ".join(called.tool for called in message.calls)]
+        return lines
+
+    async def lines(self) -> list[Line]:
+        """Return the numbered list of the session."""
+        return await numbered(self.app.store, self.session, beside=self._done.entries)
+
+
+#: at one place and time, what the outside did stands before what came through the door
+_FIRST = 1_000_000
+
+
+class Done(list[str]):
+    """The world's lines as they are written, each with the place in the journal where it happened."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__()
+        self.entries: list[Beside] = []
+        self.session = ""
+        self._clock, self._seq = clock, 0
+        self._listener: Listener | None = None
+
+    def watch(self, feeds: Feeds, session: str) -> None:
+        """Follow the session's journal from here on."""
+        self.session = session
+        self._listener, _ = feeds.listen(session)
+
+    def append(self, line: str) -> None:
+        """Note a line."""
+        super().append(line)
+        queue = self._listener.queue if self._listener is not None else None
+        while queue is not None and not queue.empty() and (event := queue.get_nowait()) is not None:
+            self._seq = event.row.seq
+        venue, _, text = line.partition(": ")
+        self.entries.append(Beside(self._seq, self._clock.now_ms(), len(self) - _FIRST, f"outside.{venue}", text))
+
+
+def _caller(who: str) -> Caller:
+    return Caller(Principal.parse(f"user:{who}"), "api token")
+
+
+OpenStore = Callable[[Callable[[], int]], AbstractAsyncContextManager[Store]]
+
+
+@asynccontextmanager
+async def in_memory(now_ms: Callable[[], int]) -> AsyncIterator[Store]:
+    """Yield a store that ends with the stage."""
+    yield MemoryStore(clock=now_ms)
+
+
+@asynccontextmanager
+async def local_stage(
+    *, rules: Rules = RULES, limits: Limits | None = None, open_store: OpenStore = in_memory
+) -> AsyncIterator[LocalStage]:
+    """Yield a stage on which Alice has a session. `open_store` is given the stage's clock."""
+    clock = VirtualClock(START_MS)
+    done = Done(clock)
+    world = World(lines=done)
+    model = ScriptedModel(script, last=1_000)
+    agent = concierge(world, model=model, secret=RESTAURANT_SECRET)
+    async with open_store(clock.now_ms) as store:
+        app = App(agent, store=store, clock=clock, ids=CountingIds(), limits=limits, rules=rules)
+        async with app.running():
+            record = await app.commands.open_session(_caller("alice"), title="Friday")
+            done.watch(app.feeds, record.id)
+            yield LocalStage(app, clock, world, model, done)

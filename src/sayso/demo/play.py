@@ -1,0 +1,95 @@
+"""Play a scenario and print its log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sayso.core.errors import Invalid
+from sayso.demo.http_stage import http_stage
+from sayso.demo.local import START_MS, OpenStore, in_memory, local_stage
+from sayso.demo.scenarios import SCENARIOS, Scenario
+from sayso.runtime.numbered import lay_out
+from sayso.runtime.rules import RULES
+from sayso.testing.ablations import ABLATIONS
+
+Show = Callable[[str], object]
+
+
+def listed() -> list[str]:
+    """Return a line for each scenario, and for each rule that can be broken in it."""
+    lines = []
+    for scenario in SCENARIOS.values():
+        lines.append(f"{scenario.name:<12} {scenario.about}")
+        lines += [f"{'':<12} --ablate {name}: {ABLATIONS[name].about}" for name in scenario.ablations]
+    return lines
+
+
+def _found(name: str) -> Scenario:
+    if name not in SCENARIOS:
+        raise Invalid(f"there is no scenario {name!r}; there are: {', '.join(SCENARIOS)}")
+    return SCENARIOS[name]
+
+
+async def in_process(name: str, *, ablate: str | None = None, history: bool = False, show: Show) -> None:
+    """Play a scenario in this process, on a clock of minutes, and show its log and what was really done.
+
+    Raises:
+        Invalid: there is no such scenario, or that rule can't be broken in it.
+    """
+    for line in await record(name, ablate=ablate, history=history):
+        show(line)
+
+
+async def record(
+    name: str, *, ablate: str | None = None, history: bool = False, open_store: OpenStore = in_memory
+) -> list[str]:
+    """Return what `in_process` shows, line by line; the same in each run, and on each store."""
+    scenario = _found(name)
+    if ablate is not None and ablate not in scenario.ablations:
+        known = ", ".join(scenario.ablations) or "none"
+        raise Invalid(f"{ablate!r} can't be broken in {name}; rules that can: {known}")
+    ablation = ABLATIONS[ablate] if ablate is not None else None
+    rules = RULES if ablation is None else ablation.rules
+    async with local_stage(rules=rules, open_store=open_store) as stage:
+        await scenario.play(stage)
+        lines = lay_out(await stage.lines(), since_ms=START_MS)
+        books = await stage.books()
+        shown = stage.shown() if history else []
+    head = f"{name}: {scenario.about}"
+    if ablation is None:
+        return [head, "", *lines, "", *outcome(books), *shown]
+    return [
+        f"{head}; broken on purpose: {ablation.about}",
+        "",
+        *lines,
+        "",
+        *outcome(books),
+        f"The harm: {ablation.harm}",
+    ]
+
+
+def outcome(books: Any) -> list[str]:
+    """Return what was really done outside, in words."""
+    tables = [
+        f"{name} ({table['party']} on {table['day']} at {table['time']})" for name, table in books["tables"].items()
+    ]
+    texts = [f"“{text}”" for text in books["texts"]]
+    return [
+        f"In the restaurant's books: {', '.join(tables) or 'nothing'}.",
+        f"The group was told: {', '.join(texts) or 'nothing'}.",
+    ]
+
+
+async def over_http(name: str, *, show: Show) -> None:
+    """Play a scenario against a real server on loopback, and show its log and what was really done.
+
+    Raises:
+        DemoBroken: the server did not do what it must.
+    """
+    scenario = _found(name)
+    async with http_stage(show) as stage:
+        await scenario.play(stage)
+        books = await stage.books()
+    for line in outcome(books):
+        show(line)

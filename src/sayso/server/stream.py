@@ -1,0 +1,196 @@
+"""A session's history, live: server-sent events from a position on.
+
+A stream ends when its reader leaves, when its token stops standing, or when this process lets it go; then
+the reader comes back by the id of the last row it has. The journal is the buffer: here is only what is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import cast
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+
+from sayso.core.errors import Busy, SaysoError, Unauthenticated
+from sayso.core.session import Position
+from sayso.journal.follow import Frame, encode
+from sayso.runtime.commands import Caller, Commands
+from sayso.runtime.identity import Identity
+from sayso.server import wire
+from sayso.server.auth import authenticate
+
+log = logging.getLogger(__name__)
+
+#: a comment keeps the connection from looking dead, and the token is looked at again
+PING_S = 15.0
+STREAMS_MAX = 10_000
+#: bytes that wait for a reader before no more are made
+READY_BYTES_MAX = 64 * 1024
+
+_RETRY = b"retry: 1000\n\n"
+_PING = b": ping\n\n"
+_START: Message = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream"),
+        (b"cache-control", b"no-store"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
+
+
+class Closing(Busy):
+    """This process is going away, or has as many streams open as it may; another one, or later, will do."""
+
+
+class Streams:
+    """`GET /v1/sessions/{session}/stream`, as an ASGI application that knows every stream it has open."""
+
+    def __init__(self, commands: Commands, identity: Identity, *, ping_s: float = PING_S) -> None:
+        self._commands, self._identity, self._ping_s = commands, identity, ping_s
+        self._open: set[Stream] = set()
+        self._closing = False
+
+    def close(self) -> None:
+        """Send every reader away, and let no more in. For the event loop, when the server stops."""
+        self._closing = True
+        for stream in self._open:
+            stream.end("shutdown")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream one session to one reader. Everything that can be refused is refused before it begins.
+
+        Raises:
+            Unauthenticated, NotFound, Malformed, Closing, StoreUnavailable.
+        """
+        if scope["method"] != "GET":
+            raise HTTPException(405, headers={"Allow": "GET"})
+        request = Request(scope)
+        by = await authenticate(self._identity, request.headers)
+        session, after = wire.named("session", request.path_params["session"]), _after(request)
+        frames = await self._commands.follow(by, session, after=after)
+        async with aclosing(cast(AsyncGenerator[Frame, None], frames)) as following:
+            first = await anext(following)
+            if self._closing or len(self._open) >= STREAMS_MAX:
+                raise Closing("no more streams are opened here")
+            stream = Stream(first, following, ping_s=self._ping_s, stands=lambda: self._stands(request, by))
+            self._open.add(stream)
+            try:
+                await stream.run(receive, send)
+            finally:
+                self._open.discard(stream)
+
+    async def _stands(self, request: Request, by: Caller) -> bool:
+        """Return whether the token is still good; where the store can't say, the stream goes on."""
+        try:
+            return await authenticate(self._identity, request.headers) == by
+        except Unauthenticated:
+            return False
+        except Busy:
+            return True
+
+
+class Stream:
+    """Frames on their way to one reader: what becomes ready while the last bytes are sent goes out together."""
+
+    def __init__(
+        self,
+        first: Frame,
+        frames: AsyncGenerator[Frame, None],
+        *,
+        ping_s: float,
+        stands: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._frames, self._ping_s, self._stands = frames, ping_s, stands
+        self._ready = bytearray(_RETRY + event(first))
+        self._changed = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._ended = False
+        #: why the frames were cut short; empty while they weren't
+        self._farewell = ""
+        self._reading: asyncio.Task[None] | None = None
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Send until the frames end or the reader has left."""
+        async with asyncio.TaskGroup() as tasks:
+            self._reading = tasks.create_task(self._read())
+            self._reading.add_done_callback(self._finish)
+            watching = tasks.create_task(self._watch(receive))
+            await send(_START)
+            await self._write(send)
+            watching.cancel()
+
+    def end(self, farewell: str) -> None:
+        """End after what is ready; `farewell` tells the reader why."""
+        self._farewell = self._farewell or farewell
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _read(self) -> None:
+        """Make frames ready, no faster than the reader takes them."""
+        try:
+            async for frame in self._frames:
+                self._put(event(frame))
+                while len(self._ready) > READY_BYTES_MAX:
+                    self._sent.clear()
+                    await self._sent.wait()
+        except SaysoError as error:
+            log.warning("stream ended early", extra={"cause": type(error).__name__})
+            self._farewell = "unavailable"
+        except Exception:
+            log.exception("stream failed")
+            self._farewell = "fault"
+
+    def _finish(self, _: asyncio.Task[None]) -> None:
+        """Nothing more will be read; the frames' own farewell, if they ended by themselves, is ready already."""
+        self._ended = True
+        self._put(event(Frame("farewell", encode({"reason": self._farewell}))) if self._farewell else b"")
+
+    async def _watch(self, receive: Receive) -> None:
+        """Notice when the reader leaves or may no longer read; keep the connection alive till then."""
+        while True:
+            try:
+                async with asyncio.timeout(self._ping_s):
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
+                return self.end("")
+            except TimeoutError:
+                if not await self._stands():
+                    return self.end("signed_out")
+                self._put(_PING)
+
+    async def _write(self, send: Send) -> None:
+        ended = False
+        while not ended:
+            await self._changed.wait()
+            self._changed.clear()
+            ended, batch = self._ended, bytes(self._ready)
+            self._ready.clear()
+            self._sent.set()
+            try:
+                await send({"type": "http.response.body", "body": batch, "more_body": not ended})
+            except OSError:  # how some servers say that the reader has left
+                self.end("")
+                return
+
+    def _put(self, data: bytes) -> None:
+        self._ready += data
+        self._changed.set()
+
+
+def event(frame: Frame) -> bytes:
+    """Return a frame as the stream carries it: line feeds only, one line of data."""
+    name = f"id: {frame.id}\n" if frame.id is not None else ""
+    return f"{name}event: {frame.event}\ndata: {frame.data}\n\n".encode("utf-8", "replace")
+
+
+def _after(request: Request) -> Position | None:
+    """Return where to go on from: the id of the last event that the reader has, else what the address says."""
+    text = request.headers.get("last-event-id") or request.query_params.get("after")
+    return None if text is None else wire.position(text)

@@ -1,0 +1,508 @@
+"""The JSON of requests and answers, and the one table from errors to status codes.
+
+Inbound shapes refuse what they don't know; every refusal is problem+json (RFC 9457). What a client sent is
+never repeated to it beyond the names of its fields, and what went wrong inside is never told.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from sayso.core import errors, view
+from sayso.core.consent import Standing
+from sayso.core.record import sentence
+from sayso.core.rows import Row, encode_body
+from sayso.core.session import Position, SessionRecord
+from sayso.core.text import plain
+from sayso.runtime.commands import History
+from sayso.server.body import CutShort, Encoded, NotJson, TooLarge, TooSlow
+from sayso.storage.store import DoorRow, Put, PutOutcome
+
+log = logging.getLogger(__name__)
+
+# --- what clients send -------------------------------------------------------
+
+#: a name as ids and keys are made of: no blank, nothing that a header or an address would have to escape
+Name = Annotated[str, Field(pattern="^[!-~]+$", max_length=200)]
+#: `<epoch>.<seq>`, as `Position.parse` takes it
+At = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})$", examples=["3.17"])]
+
+
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a surrogate pair, which no UTF-8 can hold") from None
+    return text
+
+
+#: somebody's words: whatever UTF-8 can hold
+Words = Annotated[str, AfterValidator(_utf8)]
+
+CLIENT_SEND_IDS_MAX = 16
+STEPS_MAX = 1_000
+
+
+class Wanted(BaseModel):
+    """A request's body. Fields that are not known here are refused, and no type is guessed at."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class OpenSession(Wanted):
+    """A session to open."""
+
+    title: Words = Field(default="", max_length=200)
+
+
+class PostInput(Wanted):
+    """A message to a session."""
+
+    text: Words
+    as_of: At | None = Field(
+        default=None, description="The newest position that its writer had seen; a bare yes needs it."
+    )
+    client_send_ids: list[Name] = Field(
+        default=[], max_length=CLIENT_SEND_IDS_MAX, description="Ids of the client's own, returned in the input's row."
+    )
+
+
+class AnswerQuestion(Wanted):
+    """An answer to one question about exact steps."""
+
+    verdict: Literal["yes", "no"]
+    digest: Words = Field(max_length=100, description="The question's digest: what the answer is about.")
+    reason: Words = Field(default="", max_length=4_000)
+    steps: list[Annotated[int, Field(ge=0, lt=STEPS_MAX)]] | None = Field(
+        default=None, max_length=STEPS_MAX, description="The places of the steps that a yes covers; left out: all."
+    )
+
+
+# --- what clients get --------------------------------------------------------
+
+
+class Shown(BaseModel):
+    """An answer's body. Clients ignore fields that they don't know."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class SessionView(Shown):
+    """A session."""
+
+    id: str
+    title: str
+    owner: str = Field(examples=["user:alice"])
+    created_at_ms: int
+    state: str
+    position: str = Field(description="The newest stored row.", examples=["3.17"])
+    turn: str | None = Field(description="The turn that is open, if one is.")
+    waiting: int | None = Field(None, description="Inputs that are not taken yet; only where one session is asked for.")
+
+
+class SessionList(Shown):
+    """Sessions, newest first. For more, ask for those `before` the last one's id."""
+
+    sessions: list[SessionView]
+
+
+class InputStored(Shown):
+    """The message is stored and will be acted on once, also if it was sent before with the same key."""
+
+    outcome: Literal["stored", "duplicate"]
+    input: int | None = Field(description="Its place in the session's inbox.")
+    received_at_ms: int
+
+
+class RowView(Shown):
+    """One entry of a session's history."""
+
+    position: str
+    kind: str
+    turn: str | None
+    at_ms: int
+    line: str = Field(description="What it says, in one sentence.")
+    body: dict[str, Any]
+
+
+class HistoryPage(Shown):
+    """The newest rows asked for, oldest first, and where to follow from."""
+
+    rows: list[RowView]
+    position: str
+
+
+class OriginView(Shown):
+    """Whose voice started a turn."""
+
+    kind: str
+    name: str
+    verified: str
+
+
+class ArgumentView(Shown):
+    """One argument of a step, and where its value came from."""
+
+    name: str
+    value: str
+    role: str
+    source: str
+    outside: bool
+    was: str | None
+
+
+class StepView(Shown):
+    """One fixed step of a question."""
+
+    tool: str
+    sentence: str
+    arguments: list[ArgumentView]
+
+
+class QuestionView(Shown):
+    """A question about exact steps, in the runtime's words, and what became of it."""
+
+    id: str
+    turn: str
+    origin: OriginView
+    text: str
+    because: str
+    steps: list[StepView]
+    digest: str
+    approvers: list[str]
+    asked_at_ms: int
+    expires_at_ms: int
+    state: str
+    position: str
+    answered_by: str | None
+    answered_at_ms: int | None
+    reason: str
+    ticks: list[int] | None
+    used_by: str | None
+
+
+class QuestionList(Shown):
+    """A session's questions, in the order they were asked."""
+
+    consents: list[QuestionView]
+
+
+class AnswerTaken(Shown):
+    """The answer is stored. `settled` is the row that says what came of it; null if it isn't there yet."""
+
+    input: int | None
+    settled: RowView | None
+
+
+class JournalRow(Shown):
+    """A row as stored."""
+
+    seq: int
+    epoch: int
+    kind: str
+    turn: str | None
+    at_ms: int
+    line: str
+    body: dict[str, Any]
+
+
+class JournalPage(Shown):
+    """Stored rows in order. For more, ask for those `after` the last one's `seq`."""
+
+    rows: list[JournalRow]
+
+
+class NoteView(Shown):
+    """What the door recorded about an input that it did not store as it came."""
+
+    n: int
+    at_ms: int
+    kind: str
+    source: str
+    text: str
+    event_id: str
+    session: str | None
+    at_seq: int | None = Field(description="The session's newest row at that time.")
+
+
+class NoteList(Shown):
+    """The door's record, oldest first."""
+
+    notes: list[NoteView]
+
+
+class Health(Shown):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+def session_view(record: SessionRecord, *, waiting: int | None = None) -> SessionView:
+    """Return a session as its reader gets it."""
+    return SessionView(
+        waiting=waiting,
+        id=record.id,
+        title=record.title,
+        owner=str(record.owner),
+        created_at_ms=record.created_at_ms,
+        state=record.state,
+        position=str(record.position),
+        turn=record.turn,
+    )
+
+
+def row_view(row: Row) -> RowView:
+    """Return a row as its reader gets it."""
+    return RowView(**view.public(row))
+
+
+def history_page(history: History) -> HistoryPage:
+    """Return a window of the history."""
+    return HistoryPage(rows=[row_view(row) for row in history.rows], position=str(history.position))
+
+
+def question_view(standing: Standing) -> QuestionView:
+    """Return a question as its reader gets it."""
+    return QuestionView(**view.standing(standing))
+
+
+def input_stored(put: Put) -> InputStored:
+    """Return what the sender of an input is told."""
+    outcome: Literal["stored", "duplicate"] = "stored" if put.outcome is PutOutcome.STORED else "duplicate"
+    return InputStored(outcome=outcome, input=put.n, received_at_ms=put.received_at_ms)
+
+
+def journal_row(row: Row) -> JournalRow:
+    """Return a row as an operator gets it: all of it but its commit key, which never leaves the process."""
+    return JournalRow(
+        seq=row.seq,
+        epoch=row.epoch,
+        kind=row.kind,
+        turn=row.turn,
+        at_ms=row.at_ms,
+        line=sentence(row),
+        body=json.loads(encode_body(row.body)),
+    )
+
+
+def note_view(row: DoorRow) -> NoteView:
+    """Return an entry of the door's record."""
+    note = row.note
+    return NoteView(
+        n=row.n,
+        at_ms=row.at_ms,
+        kind=note.kind,
+        source=note.source,
+        text=note.text,
+        event_id=note.event_id,
+        session=note.session,
+        at_seq=row.at_seq,
+    )
+
+
+# --- names in addresses ------------------------------------------------------
+
+
+class Malformed(errors.Refused):
+    """The request can't be read as what it claims to be."""
+
+
+_NAME = re.compile(r"[!-~]{1,200}")
+
+
+def named(what: str, text: str) -> str:
+    """Return an id from an address.
+
+    Raises:
+        NotFound: no id looks like this, so there is no such thing; the store isn't asked.
+    """
+    if not _NAME.fullmatch(text):
+        raise errors.NotFound(what)
+    return text
+
+
+def position(text: str) -> Position:
+    """Return the position that a stream is to go on from.
+
+    Raises:
+        Malformed: it is none.
+    """
+    try:
+        return Position.parse(text)
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+
+
+# --- errors to status codes --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a class of errors comes to for a client."""
+
+    status: int
+    #: last part of the problem's type; empty: the status says all ("about:blank")
+    slug: str = ""
+    title: str = ""
+    #: what is said instead of the error's own words, which may be about our insides
+    detail: str = ""
+    headers: Mapping[str, str] | None = None
+
+
+def _later(seconds: int) -> Mapping[str, str]:
+    return {"Retry-After": str(seconds)}
+
+
+#: The nearest class of an error decides. An error of ours that is not here is a fault of ours: 500.
+TABLE: Mapping[type[errors.SaysoError], Verdict] = {
+    Malformed: Verdict(400, "malformed", "The request can't be read"),
+    CutShort: Verdict(400, "malformed", "The request can't be read"),
+    errors.Unauthenticated: Verdict(
+        401, "unauthenticated", "Who is asking isn't proven", headers={"WWW-Authenticate": "Bearer"}
+    ),
+    errors.Forbidden: Verdict(403, "forbidden", "Not this caller's to do"),
+    errors.NotFound: Verdict(404, "not-found", "There is no such thing, or it isn't this caller's to see"),
+    TooSlow: Verdict(408, "too-slow", "The body didn't arrive in time"),
+    errors.AnswerRefused: Verdict(409, "answer-refused", "The answer isn't one to this question"),
+    TooLarge: Verdict(413, "too-large", "The body is too large"),
+    Encoded: Verdict(415, "wrong-type", "The body comes in a form that isn't taken here"),
+    NotJson: Verdict(415, "wrong-type", "The body comes in a form that isn't taken here"),
+    errors.Invalid: Verdict(422, "invalid", "The request doesn't say something that can be acted on"),
+    errors.Misused: Verdict(
+        422,
+        "key-reused",
+        "An idempotency key came again with other content",
+        "Nothing was stored. Another message needs another Idempotency-Key.",
+    ),
+    errors.InboxFull: Verdict(429, "inbox-full", "Too many inputs wait already", headers=_later(5)),
+    errors.Busy: Verdict(
+        503, "busy", "Not now", "Nothing happened. The same request may succeed later.", headers=_later(2)
+    ),
+    errors.OutcomeUnknown: Verdict(
+        503,
+        "outcome-unknown",
+        "It may have been stored, or not",
+        "With the same Idempotency-Key it is safe to send again.",
+        headers=_later(2),
+    ),
+}
+
+FAULT = Verdict(
+    500, "fault", "Something went wrong here", "It was recorded. The request may or may not have been done."
+)
+
+
+def verdict(error: errors.SaysoError) -> Verdict:
+    """Return what an error comes to for a client; one that no client can cause is logged."""
+    for each in type(error).__mro__:
+        if each in TABLE:
+            return TABLE[each]
+    log.error("request met a fault of ours", exc_info=error)
+    return FAULT
+
+
+class WrongField(Shown):
+    """One thing that is wrong with a request."""
+
+    where: Literal["body", "query", "header", "path"]
+    pointer: str = Field(description="JSON pointer into the body, or the name of the parameter.", examples=["/text"])
+    detail: str
+
+
+class Problem(Shown):
+    """Why a request was refused (RFC 9457)."""
+
+    type: str = Field(examples=["/problems/not-found"])
+    title: str
+    status: int
+    detail: str | None = None
+    errors: list[WrongField] | None = None
+
+
+#: an answer is stored, and what comes of it is not known yet
+TAKEN = 202
+NOT_SETTLED: dict[int | str, dict[str, Any]] = {
+    TAKEN: {"model": AnswerTaken, "description": "Stored; it will be settled."}
+}
+
+PROBLEM_TYPE = "application/problem+json"
+
+
+def problem(found: Verdict, *, detail: str = "", wrong: Iterable[WrongField] = ()) -> Response:
+    """Return the answer that says why not. It is ASCII, so whatever it repeats can be encoded."""
+    content = Problem(
+        type=f"/problems/{found.slug}" if found.slug else "about:blank",
+        title=found.title or HTTPStatus(found.status).phrase,
+        status=found.status,
+        detail=found.detail or detail or None,
+        errors=list(wrong) or None,
+    )
+    text = json.dumps(content.model_dump(exclude_none=True), separators=(",", ":"))
+    headers = {**(found.headers or {}), "Cache-Control": "no-store"}
+    return Response(text, found.status, headers, media_type=PROBLEM_TYPE)
+
+
+async def _on_error(_: Request, error: errors.SaysoError) -> Response:
+    return problem(verdict(error), detail=plain(str(error), chars_max=300))
+
+
+async def _on_http(request: Request, error: HTTPException) -> Response:
+    """Answer what the framework refuses: no such route, a method that it hasn't, a body that can't be read."""
+    if error.status_code == HTTPStatus.BAD_REQUEST:
+        return problem(TABLE[Malformed], detail="the body is not JSON in UTF-8, or it is nested too deep")
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_methods(request)) or headers.get("Allow", "")
+    return problem(Verdict(error.status_code, headers=headers))
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods of every route at this address."""
+    routes = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
+
+
+async def _on_invalid(_: Request, error: RequestValidationError) -> Response:
+    found = error.errors()
+    if any(each["type"] == "json_invalid" for each in found):
+        return problem(TABLE[Malformed], detail=f"the body is not JSON: see character {found[0]['loc'][-1]}")
+    return problem(TABLE[errors.Invalid], wrong=[_wrong(each) for each in found[:WRONG_FIELDS_MAX]])
+
+
+#: things that one refusal lists
+WRONG_FIELDS_MAX = 20
+
+
+def _wrong(found: Mapping[str, Any]) -> WrongField:
+    """Return one thing that is wrong, without the value that was sent."""
+    where, *path = (str(step) for step in found["loc"])
+    names = [plain(step, chars_max=60) for step in path]
+    pointer = "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
+    return WrongField(
+        where=where if where in ("query", "header", "path") else "body",  # type: ignore[arg-type]  # one of these
+        pointer=pointer if where == "body" else ".".join(names),
+        detail=found["msg"],
+    )
+
+
+Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
+
+#: how each kind of refusal becomes an answer
+HANDLERS: Mapping[int | type[Exception], Handler] = {
+    errors.SaysoError: _on_error,
+    HTTPException: _on_http,
+    RequestValidationError: _on_invalid,
+}

@@ -1,0 +1,201 @@
+"""What every store agrees on beside the protocol: sentences of the door, columns of the side tables,
+and what an entry, a timer or a stored question comes to. Pure, save for `Steady`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from sayso.core.canonical import digest
+from sayso.core.consent import ConsentState, Standing
+from sayso.core.errors import AnswerRefused
+from sayso.core.inputs import Answer, Input, InputKind, bare_answer, timer_event_id
+from sayso.core.origin import Principal, PrincipalKind
+from sayso.core.rows import Row, Table, decode_consent
+from sayso.core.session import Position, Token
+from sayso.core.text import plain
+from sayso.storage.store import DoorKind, DoorNote, Entry
+
+#: queued entries of one session's inbox, in each lane: a full queue never keeps an answer out
+INBOX_MAX = 1_000
+#: notes that the door's record keeps
+DOOR_NOTES_MAX = 10_000
+#: timers that one `fire` takes; where more are due, its `next_at_ms` is past and it is called again
+FIRED_MAX = 256
+#: how long a timer's input is recognised; the timer itself never fires the same instant twice
+TIMER_KEEP_MS = 7 * 24 * 3_600_000
+
+#: the columns of the side tables, key first, as `side_tables` returns them
+SIDE_COLUMNS: dict[Table, tuple[str, ...]] = {
+    Table.SESSION: ("head", "at_ms", "turn", "turn_seq", "turn_principal", "turns", "consents"),
+    Table.INBOX: ("n", "state", "taken_seq"),
+    Table.CALL: ("call", "turn", "tool", "arguments", "state", "seq", "outcome", "result_seq"),
+    Table.OPERATION: ("operation", "call", "turn", "tool", "key", "digest", "state", "attempts"),
+    Table.CONSENT: (
+        "consent",
+        "turn",
+        "state",
+        "seq",
+        "epoch",
+        "digest",
+        "expires_at_ms",
+        "body",
+        "answered_by",
+        "answered_at_ms",
+        "reason",
+        "ticks",
+        "due_seq",
+        "used_by",
+    ),
+    Table.REF: ("source", "kind", "value", "operation", "call", "state", "reported_by", "seq"),
+    Table.TIMER: ("timer", "purpose", "next_at_ms"),
+}
+
+#: the key of each side table, after the session
+SIDE_KEYS: dict[Table, tuple[str, ...]] = {
+    Table.INBOX: ("n",),
+    Table.CALL: ("call",),
+    Table.OPERATION: ("operation",),
+    Table.CONSENT: ("consent",),
+    Table.REF: ("source", "kind", "value"),
+    Table.TIMER: ("timer",),
+}
+
+
+class Steady:
+    """A clock that never steps back (K10), read from any thread."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock, self._lock, self._last_ms = clock, threading.Lock(), 0
+
+    def __call__(self) -> int:
+        """Return milliseconds since 1970 UTC, at least what was returned before."""
+        with self._lock:
+            self._last_ms = max(self._last_ms, self._clock())
+            return self._last_ms
+
+
+def check_rows(token: Token, rows: Sequence[Row]) -> None:
+    """Return if `rows` are what one write may hold.
+
+    Raises:
+        ValueError: there are none, they are not consecutive, or they are named under another token.
+    """
+    if not rows:
+        raise ValueError("a write has at least one row")
+    for seq, row in enumerate(rows, rows[0].seq):
+        if (row.seq, row.epoch, row.commit_key) != (seq, token.epoch, token.commit_key(seq)):
+            raise ValueError(f"row {row.seq} of epoch {row.epoch} has no place at {seq} of epoch {token.epoch}")
+
+
+# --- entries -----------------------------------------------------------------
+
+
+def timer_entry(session: str, timer: str, instant_ms: int) -> Entry:
+    """Return what a due timer puts into its session: an input of its own namespace, once an instant (K12)."""
+    event_id = timer_event_id(timer, instant_ms)
+    return Entry(
+        session=session,
+        source=f"timer@{session}",
+        event_id=event_id,
+        input=Input(InputKind.EXPIRY, Principal(PrincipalKind.TIMER, timer), "runtime", consent=timer),
+        digest=digest(event_id),
+        keep_ms=TIMER_KEEP_MS,
+    )
+
+
+def bare(received: Input) -> bool | None:
+    """Return what a person's whole message says, if it is a bare yes or no; else None (K20)."""
+    is_message = received.kind is InputKind.MESSAGE and received.principal.kind is PrincipalKind.USER
+    return bare_answer(received.parts[0].text) if is_message and len(received.parts) == 1 else None
+
+
+def as_meant(received: Input, meant: Answer | InputKind) -> Input:
+    """Return the input as it is stored, once it is known what its bare yes or no means."""
+    if isinstance(meant, Answer):
+        return replace(received, kind=InputKind.ANSWER, answer=meant)
+    return replace(received, kind=meant)
+
+
+# --- the door's sentences ----------------------------------------------------
+
+
+def repeated(entry: Entry, session: str | None) -> DoorNote:
+    """Return the note of a known event (A4)."""
+    return _dropped(entry, session, "again from {source}; acknowledged, not acted on")
+
+
+def other_content(entry: Entry, session: str | None) -> DoorNote:
+    """Return the note of a known event id with other bytes (K27)."""
+    return _dropped(entry, session, "from {source} came again with other content; acknowledged, not acted on")
+
+
+def known_content(entry: Entry, session: str | None) -> DoorNote:
+    """Return the note of known bytes under another event id that no proof covers (K27)."""
+    text = "from {source} repeats known content under another id; acknowledged, not acted on"
+    return _dropped(entry, session, text)
+
+
+def _dropped(entry: Entry, session: str | None, text: str) -> DoorNote:
+    sentence = f"{entry.event_id} {text.replace('{source}', entry.source)}"
+    return DoorNote(DoorKind.DROPPED, entry.source, sentence, entry.event_id, session, entry.digest)
+
+
+def unclaimed(entry: Entry) -> DoorNote:
+    """Return the note of an input that is kept in no session."""
+    text = f"{entry.event_id} from {entry.source}: {entry.unclaimed_because}; kept"
+    return DoorNote(DoorKind.UNCLAIMED, entry.source, text, entry.event_id, None, entry.digest)
+
+
+def answer_refused(entry: Entry, refused: AnswerRefused) -> DoorNote:
+    """Return the note of an answer that the door does not take (K12)."""
+    asked = plain(refused.consent, chars_max=60)
+    text = f"{asked} is not answered by {entry.input.principal}: {refused.why}"
+    return DoorNote(DoorKind.REJECTED, entry.source, text, entry.event_id, entry.session, entry.digest)
+
+
+# --- questions ---------------------------------------------------------------
+
+
+#: the columns of a question's side table that `standing_of` takes
+STANDING_COLUMNS = (
+    "body",
+    "state",
+    "epoch",
+    "seq",
+    "answered_by",
+    "answered_at_ms",
+    "reason",
+    "ticks",
+    "due_seq",
+    "used_by",
+)
+
+
+def standing_of(
+    body: str,
+    state: str,
+    epoch: int,
+    seq: int,
+    answered_by: str | None,
+    answered_at_ms: int | None,
+    reason: str | None,
+    ticks: str | None,
+    due_seq: int | None,
+    used_by: str | None,
+) -> Standing:
+    """Return a question from `STANDING_COLUMNS`."""
+    return Standing(
+        consent=decode_consent(body),
+        state=ConsentState(state),
+        position=Position(epoch, seq),
+        answered_by=answered_by,
+        answered_at_ms=answered_at_ms,
+        reason=reason or "",
+        ticks=None if ticks is None else tuple(json.loads(ticks)),
+        due_seq=due_seq,
+        used_by=used_by,
+    )

@@ -1,0 +1,290 @@
+"""The threads of a SQLite store: one that writes, a few that read.
+
+The writer commits whatever waits as one transaction (K6). Batches form by themselves: while one is flushed
+to disk, the next one queues. Nobody is answered before COMMIT; if COMMIT fails, or its acknowledgement is
+lost, everybody in the batch is told that it is unknown. Readers batch alike, for the one wake-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from sayso.core.errors import CommitUnknown, StoreUnavailable
+from sayso.core.text import scrub
+from sayso.storage.statements import Body, Many, Sql, Value
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: callers in one write transaction, and in one read
+WRITES_TOGETHER = 256
+READS_TOGETHER = 64
+#: how long a read that is done waits for the rest of its batch
+READ_WAIT_S = 0.001
+
+
+class CommitPhase(StrEnum):
+    """Where the writer is when it calls `on_commit`."""
+
+    #: everything is in the transaction, nothing is stored. Raising here drops it: callers get CommitUnknown
+    BEFORE = "before_commit"
+    #: everything is stored, nobody knows. Raising here loses the acknowledgement: callers get CommitUnknown
+    AFTER = "after_commit"
+
+
+#: told the phase and the names of the bodies in the batch, in the writer's thread
+OnCommit = Callable[[CommitPhase, tuple[str, ...]], None]
+
+_WHY = {
+    sqlite3.SQLITE_BUSY: "another process holds its lock",
+    sqlite3.SQLITE_LOCKED: "another connection holds its lock",
+    sqlite3.SQLITE_NOMEM: "there is no memory left",
+    sqlite3.SQLITE_READONLY: "its file or folder is read-only",
+    sqlite3.SQLITE_IOERR: "the disk failed to read or write",
+    sqlite3.SQLITE_CORRUPT: "its file is damaged",
+    sqlite3.SQLITE_FULL: "the disk is full, or the file has reached its limit",
+    sqlite3.SQLITE_CANTOPEN: "its file can't be opened",
+    sqlite3.SQLITE_NOTADB: "its file is no database",
+}
+
+
+def unavailable(error: Exception) -> StoreUnavailable | None:
+    """Return what an error of the database means to a caller; None if it is a fault of ours."""
+    why = _WHY.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+    return None if why is None else StoreUnavailable(f"the store can't be used: {why}")
+
+
+def perform(cursor: sqlite3.Cursor, body: Body[T], clock: Callable[[], int]) -> T:
+    """Run a body's statements in the transaction that is open, and return what it returns."""
+    answer: Any = None
+    try:
+        while True:
+            asked = body.send(answer)
+            if isinstance(asked, Sql):
+                answer = _execute(cursor, asked.text, asked.params)
+            elif isinstance(asked, Many):
+                cursor.executemany(asked.text, asked.rows)
+                answer = None
+            else:
+                answer = clock()
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+def _execute(cursor: sqlite3.Cursor, text: str, params: Sequence[Value]) -> list[Any]:
+    try:
+        return cursor.execute(text, params).fetchall()
+    except UnicodeEncodeError:  # a lone surrogate in a name from outside: stored, and looked up, as U+FFFD
+        return cursor.execute(text, [scrub(p) if isinstance(p, str) else p for p in params]).fetchall()
+
+
+class _Job(Generic[T]):
+    """A body that waits, and its caller."""
+
+    __slots__ = ("body", "error", "future", "loop", "name", "result")
+
+    def __init__(self, name: str, body: Body[T]) -> None:
+        self.name, self.body = name, body
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[T] = self.loop.create_future()
+        self.result: T
+        self.error: Exception | None = None
+
+    def settle(self) -> None:
+        """Tell the caller, unless it was cancelled: its transaction is what it is."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class _Waiting:
+    """What waits for a thread. Ends when it was closed and everything before that was taken."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._closed, self._closing = False, threading.Lock()
+
+    async def submit(self, name: str, body: Body[T]) -> T:
+        job = _Job(name, body)
+        with self._closing:  # a job behind the end would never be answered
+            if self._closed:
+                raise StoreUnavailable("the store is closed")
+            self._jobs.put(job)
+        return await job.future
+
+    def close(self, *, threads: int) -> None:
+        with self._closing:
+            self._closed = True
+            for _ in range(threads):
+                self._jobs.put(None)
+
+    def take(self, *, at_most: int) -> list[_Job[Any]]:
+        """Return all that waits, once something does; nothing when the calling thread is to end."""
+        job = self._jobs.get()
+        batch: list[_Job[Any]] = []
+        while job is not None:
+            batch.append(job)
+            if len(batch) == at_most:
+                return batch
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return batch
+        if batch:
+            self._jobs.put(None)  # the end was this thread's: it comes upon it again, after this batch
+        return batch
+
+
+class Writer:
+    """The only connection that writes, and its thread. `submit` from any event loop."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, clock: Callable[[], int], *, on_commit: OnCommit | None = None
+    ) -> None:
+        """Start the thread; the connection is its own until `close`."""
+        self.commits = 0
+        self._connection, self._cursor = connection, connection.cursor()
+        self._clock, self._on_commit = clock, on_commit
+        self._waiting = _Waiting()
+        self._thread = threading.Thread(target=self._run, name="sayso-write", daemon=True)
+        self._thread.start()
+
+    async def submit(self, name: str, body: Body[T]) -> T:
+        """Return what `body` returns, once it is committed. A caller that is cancelled tears nothing.
+
+        Raises:
+            StoreUnavailable: nothing happened.
+            CommitUnknown: it may be stored.
+            Exception: whatever `body` raises; nothing of it is stored.
+        """
+        return await self._waiting.submit(name, body)
+
+    def close(self) -> None:
+        """Commit what was submitted, end the thread, close the connection."""
+        self._waiting.close(threads=1)
+        self._thread.join()
+        self._connection.close()
+
+    def _run(self) -> None:
+        while batch := self._waiting.take(at_most=WRITES_TOGETHER):
+            self._commit(batch)
+            _answer(batch)
+
+    def _commit(self, batch: list[_Job[Any]]) -> None:
+        try:
+            self._cursor.execute("begin immediate")
+        except sqlite3.Error as error:
+            for job in batch:
+                job.error = unavailable(error) or error
+            return
+        names = tuple(job.name for job in batch)
+        try:
+            for job in batch:
+                self._apart(job)
+            if self._on_commit is not None:
+                self._on_commit(CommitPhase.BEFORE, names)
+            self._cursor.execute("commit")
+            self.commits += 1
+            if self._on_commit is not None:
+                self._on_commit(CommitPhase.AFTER, names)
+        except Exception as error:  # noqa: BLE001 - the edge of the thread: the batch is told, the next one runs
+            log.warning("commit unknown", extra={"callers": len(batch), "cause": str(error)})
+            for job in batch:
+                job.error = job.error or CommitUnknown(f"the commit has no answer: {error}")
+        finally:
+            if self._connection.in_transaction:
+                self._connection.rollback()
+
+    def _apart(self, job: _Job[Any]) -> None:
+        """Run one body under a savepoint of its own. If it fails, it fails alone, unless the database has
+        dropped the whole transaction with it."""
+        self._cursor.execute("savepoint caller")
+        try:
+            job.result = perform(self._cursor, job.body, self._clock)
+        except Exception as error:  # somebody's body: whatever it raises is its caller's to hear
+            job.error = unavailable(error) or error
+            if not self._connection.in_transaction:
+                raise
+            self._cursor.execute("rollback to caller")
+        self._cursor.execute("release caller")
+
+
+class Readers:
+    """A few connections that only read, a thread each. `submit` from any event loop."""
+
+    def __init__(self, connections: Sequence[sqlite3.Connection], clock: Callable[[], int]) -> None:
+        """Start the threads; the connections are theirs until `close`."""
+        self._connections, self._clock, self._waiting = connections, clock, _Waiting()
+        self._threads = [
+            threading.Thread(target=self._run, args=(connection,), name="sayso-read", daemon=True)
+            for connection in connections
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    async def submit(self, name: str, body: Body[T]) -> T:
+        """Return what `body` reads; it sees everything that was committed before, and nothing half.
+
+        Raises:
+            StoreUnavailable: the file can't be read.
+        """
+        return await self._waiting.submit(name, body)
+
+    def close(self) -> None:
+        """Let the reads that were submitted end, then close the connections."""
+        self._waiting.close(threads=len(self._threads))
+        for thread in self._threads:
+            thread.join()
+        for connection in self._connections:
+            connection.close()
+
+    def _run(self, connection: sqlite3.Connection) -> None:
+        cursor = connection.cursor()
+        while batch := self._waiting.take(at_most=READS_TOGETHER):
+            done: list[_Job[Any]] = []
+            began = time.monotonic()
+            for job in batch:
+                self._read(cursor, job)
+                done.append(job)
+                if time.monotonic() - began > READ_WAIT_S:  # a long one holds up only those after it
+                    _answer(done)
+                    done, began = [], time.monotonic()
+            _answer(done)
+
+    def _read(self, cursor: sqlite3.Cursor, job: _Job[Any]) -> None:
+        try:
+            cursor.execute("begin")
+            job.result = perform(cursor, job.body, self._clock)
+        except Exception as error:  # noqa: BLE001 - the edge of the thread: the caller is told, the next one runs
+            job.error = unavailable(error) or error
+        finally:
+            if cursor.connection.in_transaction:
+                cursor.connection.rollback()
+
+
+def _answer(batch: list[_Job[Any]]) -> None:
+    """Wake each event loop once, for all of its callers."""
+    for loop in {job.loop for job in batch}:
+        jobs = [job for job in batch if job.loop is loop]
+        try:
+            loop.call_soon_threadsafe(_settle, jobs)
+        except RuntimeError:
+            log.warning("callers are gone with their event loop", extra={"callers": len(jobs)})
+
+
+def _settle(jobs: list[_Job[Any]]) -> None:
+    for job in jobs:
+        job.settle()

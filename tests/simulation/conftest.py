@@ -1,0 +1,33 @@
+"""The stages that the simulation tests play on: the same runtime over each store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from sayso.demo.local import OpenStore
+from sayso.storage.memory import MemoryStore
+from sayso.storage.sqlite import SqliteStore
+from sayso.storage.store import Store
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
+    """How to open a store, given a clock; on SQLite the same file each time."""
+
+    @asynccontextmanager
+    async def memory(now_ms: Callable[[], int]) -> AsyncIterator[Store]:
+        yield MemoryStore(clock=now_ms)
+
+    @asynccontextmanager
+    async def sqlite(now_ms: Callable[[], int]) -> AsyncIterator[Store]:
+        store = await SqliteStore.open(tmp_path / "sayso.db", clock=now_ms, exclusive=True)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    return memory if request.param == "memory" else sqlite
