@@ -152,7 +152,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A call without an effect went out."""
+    """A call without an effect went out, or a lookup of an unknown operation did."""
 
     call: str
 
@@ -303,7 +303,7 @@ def _after(turn: Turn, event: Event) -> Turn:
             before = (CallState.PLANNED, CallState.INTENDED, CallState.SENT, CallState.UNKNOWN)
             return _moved(turn, call, CallState.SENT, *before, attempt=True)
         case Phase.ACTING, Begun(call):
-            return _moved(turn, call, CallState.SENT, CallState.PLANNED)
+            return _moved(turn, call, CallState.SENT, CallState.PLANNED, CallState.UNKNOWN)
         case Phase.ACTING, GaveUp(call):
             return _moved(turn, call, CallState.UNKNOWN, CallState.SENT, CallState.UNKNOWN)
         case Phase.ACTING, Settled(call, outcome):

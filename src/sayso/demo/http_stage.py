@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import httpx2
 
 from sayso.assembly import create_token, read_log
 from sayso.demo.stage import RESTAURANT_SECRET, Open
 from sayso.sources import sign
+from sayso.testing.server_process import ServerProcess
 from sayso.testing.world_server import WorldClient, start_world
 
 #: how long the demo waits for anything, seconds
@@ -49,10 +48,14 @@ class HttpStage:
         self.session = answer.raise_for_status().json()["id"]
 
     async def say(self, who: str, text: str) -> None:
+        await self.post(who, text)
+        await self.rest()
+
+    async def post(self, who: str, text: str) -> None:
+        """A person writes, and does not wait."""
         body = {"text": text, "as_of": self._position}
         answer = await self._http.post(f"/v1/sessions/{self.session}/inputs", json=body, headers=self._as(who))
         answer.raise_for_status()
-        await self._rest()
 
     async def hook(
         self, event: Mapping[str, Any], *, id: str, secret: str = RESTAURANT_SECRET, changed: bytes | None = None
@@ -62,23 +65,25 @@ class HttpStage:
             await self._world.restaurant.take_away(event["reservation"])
         headers = sign(secret, webhook_id=id, timestamp_s=int(time.time()), body=body)
         answer = await self._http.post("/v1/hooks/restaurant", content=changed or body, headers=headers)
-        await self._rest()
+        await self.rest()
         return answer.status_code
 
     async def questions(self) -> list[Open]:
-        answer = await self._http.get(
-            f"/v1/sessions/{self.session}/consents", params={"open": "true"}, headers=self._as("alice")
-        )
-        found = answer.raise_for_status().json()["consents"]
-        return [Open(one["id"], one["digest"], one["text"]) for one in found]
+        found = await self._get("/consents?open=true")
+        return [Open(one["id"], one["digest"], one["text"]) for one in found["consents"]]
 
     async def answer(self, who: str, question: Open, *, yes: bool, reason: str = "") -> int:
+        status = await self.post_answer(who, question, yes=yes, reason=reason)
+        if status < 400:
+            await self.rest()
+        return status
+
+    async def post_answer(self, who: str, question: Open, *, yes: bool, reason: str = "") -> int:
+        """A person answers, and does not wait for what it starts."""
         body = {"verdict": "yes" if yes else "no", "digest": question.digest, "reason": reason}
         answer = await self._http.post(
             f"/v1/sessions/{self.session}/consents/{question.id}", json=body, headers=self._as(who)
         )
-        if answer.status_code < 400:
-            await self._rest()
         return answer.status_code
 
     async def minutes(self, count: int) -> None:
@@ -87,7 +92,7 @@ class HttpStage:
     async def books(self) -> Mapping[str, Any]:
         return await self._world.books()
 
-    async def _rest(self) -> None:
+    async def rest(self) -> None:
         """Return once no input waits, no turn is open and no yes still owes one."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
@@ -97,65 +102,43 @@ class HttpStage:
         raise DemoBroken("the server did not come to rest")
 
     async def _at_rest(self) -> bool:
-        path = f"/v1/sessions/{self.session}"
-        session = (await self._http.get(path, headers=self._as("alice"))).raise_for_status().json()
+        """The session is read before and after its questions: what changed in between doesn't count as rest."""
+        before = await self._get("")
+        asked = await self._get("/consents")
+        session = await self._get("")
         self._position = session["position"]
-        asked = (await self._http.get(f"{path}/consents", headers=self._as("alice"))).raise_for_status().json()
         owed = any(one["state"] == "approved" for one in asked["consents"])
-        return bool(session["turn"] is None and session["waiting"] == 0 and not owed)
+        still = session["turn"] is None and session["waiting"] == 0 and not owed
+        return still and before == session
 
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")
-
-
-def _opened(file: Path) -> BinaryIO:
-    return file.open("wb")
-
-
-async def _bound(server: asyncio.subprocess.Process, log: Path) -> str:
-    """Return the address that the server says it listens on."""
-    assert server.stdout is not None
-    async with asyncio.timeout(PATIENCE_S):
-        while line := await server.stdout.readline():
-            text = line.decode().strip()
-            if text.startswith("listening on "):
-                return text.removeprefix("listening on ")
-    raise DemoBroken(f"the server ended before it listened:\n{_text(log)}")
+    async def _get(self, what: str) -> dict[str, Any]:
+        answer = await self._http.get(f"/v1/sessions/{self.session}{what}", headers=self._as("alice"))
+        found: dict[str, Any] = answer.raise_for_status().json()
+        return found
 
 
 @asynccontextmanager
 async def http_stage(show: Callable[[str], object]) -> AsyncIterator[HttpStage]:
-    """Yield a stage whose server, outside and store live in a temporary place and end with it."""
+    """Yield a stage whose server, outside and store live in a temporary place and end with it.
+
+    Raises:
+        ServerBroken: the server does not start.
+    """
     with tempfile.TemporaryDirectory(prefix="sayso-demo-") as folder, start_world() as world_url:
-        database, errors = Path(folder, "demo.db"), Path(folder, "server.log")
+        database = Path(folder, "demo.db")
         tokens = {
             who: await create_token(str(database), f"user:{who}", label="demo", days=1) for who in ("alice", "bob")
         }
-        environ = os.environ | {"RESTAURANT_SECRET": RESTAURANT_SECRET, "DEMO_WORLD_URL": world_url}
-        command = (sys.executable, "-m", "sayso", "serve", "sayso.demo.concierge:agent")
-        with _opened(errors) as stderr:
-            server = await asyncio.create_subprocess_exec(
-                *command,
-                "--port",
-                "0",
-                "--database",
-                str(database),
-                env=environ,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-            )
-            try:
-                url = await _bound(server, errors)
-                show(f"serving sayso.demo.concierge:agent on {url}, the outside on {world_url}")
-                async with httpx2.AsyncClient(base_url=url) as http, WorldClient(world_url) as world:
-                    stage = HttpStage(http, tokens, world)
-                    await stage.open()
-                    yield stage
-            finally:
-                if server.returncode is None:
-                    server.terminate()
-                await server.wait()
-        if stage.session:
-            for line in await read_log(str(database), stage.session):
-                show(line)
+        environ = {"RESTAURANT_SECRET": RESTAURANT_SECRET, "DEMO_WORLD_URL": world_url}
+        server = ServerProcess("sayso.demo.concierge:agent", database=database, environ=environ)
+        await asyncio.to_thread(server.start)
+        show(f"serving sayso.demo.concierge:agent on {server.url}, the outside on {world_url}")
+        try:
+            async with httpx2.AsyncClient(base_url=server.url) as http, WorldClient(world_url) as world:
+                stage = HttpStage(http, tokens, world)
+                await stage.open()
+                yield stage
+        finally:
+            await asyncio.to_thread(server.stop)
+        for line in await read_log(str(database), stage.session):
+            show(line)

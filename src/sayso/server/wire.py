@@ -374,7 +374,9 @@ TABLE: Mapping[type[errors.SaysoError], Verdict] = {
         401, "unauthenticated", "Who is asking isn't proven", headers={"WWW-Authenticate": "Bearer"}
     ),
     errors.Forbidden: Verdict(403, "forbidden", "Not this caller's to do"),
-    errors.NotFound: Verdict(404, "not-found", "There is no such thing, or it isn't this caller's to see"),
+    errors.NotFound: Verdict(
+        404, "not-found", "There is no such thing, or it isn't this caller's to see", "The two look alike on purpose."
+    ),
     TooSlow: Verdict(408, "too-slow", "The body didn't arrive in time"),
     errors.AnswerRefused: Verdict(409, "answer-refused", "The answer isn't one to this question"),
     TooLarge: Verdict(413, "too-large", "The body is too large"),
