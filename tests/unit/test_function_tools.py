@@ -116,6 +116,24 @@ def test_a_docstring_without_an_args_section_is_the_description() -> None:
     )
 
 
+def test_what_an_args_section_says_of_an_argument_may_go_on_and_hold_a_colon() -> None:
+    docstring = """Book.
+
+    Args:
+        day: which one:
+            note: a Friday
+
+        *parties: of whom
+
+    Raises:
+        Full: no table
+    """
+    assert describe(docstring) == (
+        "Book.\n\nRaises:\n    Full: no table",
+        {"day": "which one: note: a Friday", "parties": "of whom"},
+    )
+
+
 async def test_an_argument_may_have_a_name_that_a_model_has_its_own_use_for() -> None:
     def odd(call: Call, copy: str, model_config: str, schema: str, _hidden: str, self: str) -> list[str]:
         return [copy, model_config, schema, _hidden, self]

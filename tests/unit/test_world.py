@@ -150,3 +150,21 @@ async def test_who_gives_up_on_a_held_request_finds_it_done() -> None:
     world.restaurant.release()
     assert await world.restaurant.book("Friday", "19:00", 4, "k") == "R1"
     assert len(world.books()["tables"]) == 1
+
+
+async def test_a_venue_can_be_held_again() -> None:
+    world = World()
+    world.group.hold()
+    first = asyncio.create_task(world.group.tell("one"))
+    await world.group.until_held()
+    world.group.release()
+    await first
+
+    world.group.hold()
+    held = asyncio.create_task(world.group.until_held())
+    await asyncio.sleep(0)
+    assert not held.done()
+    second = asyncio.create_task(world.group.tell("two"))
+    await held
+    world.group.release()
+    assert await second == "M2"

@@ -1,8 +1,9 @@
 """The turn: `advance(turn, event)` says what a turn is after an event, and what is due next.
 
 Phases (C2): at a `boundary` nothing is half done, and only there may new input join; `thinking` while a
-model call is out; `acting` while a plan's calls are; `ended`. What is due is read off the state alone, so
-folding a turn's rows again after a crash arrives at the same place, and nothing else holds turn state.
+model call is out; `acting` while a plan's calls are; `ended`. What is due is read off the state alone (but for
+the model call, which leaving a boundary makes due once), so folding a turn's rows again after a crash arrives
+at the same place, and nothing else holds turn state.
 
 Events that come from rows: Started, Replied, StepsFixed, Intended, Sent, GaveUp, Settled, Asked, Ended.
 Events that are no rows, and so are simply told again after a crash: Proceed, Begun, Resumed.
@@ -284,7 +285,7 @@ def advance(turn: Turn, event: Event) -> tuple[Turn, tuple[Due, ...]]:
         OutOfOrder: `event` cannot happen in this phase.
     """
     after = _after(turn, event)
-    return after, due(after)
+    return after, (CallModel(),) if isinstance(event, Proceed) else due(after)
 
 
 def _after(turn: Turn, event: Event) -> Turn:
@@ -407,7 +408,7 @@ def due(turn: Turn) -> tuple[Due, ...]:
                 return (End(Ending.FAILED, "no model calls are left to this turn"),)
             return ()
         case Phase.THINKING:
-            return (End(Ending.FAILED, turn.failure),) if turn.failure else (CallModel(),)
+            return (End(Ending.FAILED, turn.failure),) if turn.failure else ()
         case Phase.ACTING:
             return _due_of_plan(turn)
         case Phase.ENDED:

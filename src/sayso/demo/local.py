@@ -97,6 +97,16 @@ class LocalStage:
         return self._world
 
     @property
+    def model(self) -> ScriptedModel:
+        """The model."""
+        return self._model
+
+    @staticmethod
+    def yes(question: Open) -> Answer:
+        """Return a yes to a question, by its id and digest."""
+        return Answer(question.id, question.digest, yes=True)
+
+    @property
     def requests(self) -> list[Asked]:
         """What the model was asked so far."""
         return self._model.requests

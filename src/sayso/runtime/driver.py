@@ -226,15 +226,11 @@ class Driver:
         """Perform what is due until only what is out is waited for."""
         while (turn := self._loaded.turn) is not None:
             effects = due(turn)
-            if effects and isinstance(effects[0], CallModel):
-                self._waiting.append(self._ask_model(turn.id))
+            if not effects and turn.phase is Phase.BOUNDARY and not self._stopping:
+                self._loaded.turn, effects = advance(turn, Proceed())
+            if not effects:
                 break
-            if effects:
-                await self._perform(turn, effects[0])
-            elif turn.phase is Phase.BOUNDARY and not self._stopping:
-                self._tell(Proceed())
-            else:
-                break
+            await self._perform(turn, effects[0])
         await self._flush()
 
     async def _perform(self, turn: Turn, effect: Due) -> None:
@@ -257,7 +253,7 @@ class Driver:
             case End():
                 await self._end(turn, effect)
             case CallModel():
-                raise AssertionError("the model is called by _go_on")
+                self._waiting.append(self._ask_model(turn.id))
 
     def _ask(self, turn: Turn, calls: Sequence[Called]) -> None:
         self._stage(

@@ -56,8 +56,9 @@ async def attempt(
             answer = await tools.call(contract.tool, call, arguments)
     except ToolFailed as failed:
         return Attempt(call_ref, Came.FAILED, _cut(str(failed) or "it did not happen", bytes_max))
-    except Invalid as invalid:  # found before the tool's own code ran
-        return Attempt(call_ref, Came.FAILED, _cut(invalid.detail, bytes_max))
+    except Invalid as invalid:  # found before the tool's own code ran, so this attempt did nothing
+        came = Came.FAILED if call.attempt == 1 else Came.UNKNOWN  # but an earlier one may have
+        return Attempt(call_ref, came, _cut(invalid.detail, bytes_max))
     except TimeoutError:
         came = Came.UNKNOWN if careful else Came.FAILED
         return Attempt(call_ref, came, f"no answer within {contract.timeout_ms} ms")

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from sayso.core.context import Message
 from sayso.core.contract import Contract
 from sayso.core.operation import Ref
+
+if TYPE_CHECKING:  # a user's module imports this one, and must not wait for pydantic
+    from sayso.core.context import Message
 
 # --- sources -----------------------------------------------------------------
 

@@ -420,10 +420,12 @@ def operations(session: str, states: Sequence[OperationState] | None) -> Body[li
     found = yield Sql(
         f"""
         select {_OPERATION}
-        where o.session = ? and o.state in ({_places(wanted)})
+        where o.session = ? and o.operation in (
+            select operation from operation where session = ? and state in ({_places(wanted)})
+        )
         order by coalesce(c.seq, 0), length(o.operation), o.operation
-        """,
-        (session, *wanted),
+        """,  # noqa: S608 - the columns are ours
+        (session, session, *wanted),
     )
     return [_operation_row(row) for row in found]
 

@@ -182,7 +182,7 @@ def _refuse_if_full(session: str, lane: Lane, inbox_max: int) -> Body[None]:
     [(waiting,)] = yield Sql(
         """
         select count(*) from (
-            select 1 from inbox where session = ? and state = 'queued' and lane = ? limit ?
+            select 1 from inbox where session = ? and state = 'queued' and n > 0 and lane = ? limit ?
         ) as waiting
         """,
         (session, str(lane), inbox_max),

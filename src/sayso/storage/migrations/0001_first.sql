@@ -168,7 +168,7 @@ create table seen (
     received_at_ms bigint not null,
     until_ms bigint not null,
     primary key (source, event_id)
-) /*sqlite: without rowid*/;
+);
 
 -- content is looked for only where nothing vouches for the id
 create index seen_content on seen (source, digest) where id_signed = 0;

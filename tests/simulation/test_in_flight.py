@@ -1,0 +1,67 @@
+"""Input that arrives while a turn runs: it waits, and it doesn't disturb what is out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sayso.core.origin import Principal
+from sayso.core.rows import ConsentApprovedBody, InputBody, TurnEndBody, TurnStartBody
+from sayso.demo.local import LocalStage, OpenStore, local_stage
+from sayso.demo.scenarios import offer
+from sayso.runtime.commands import Caller
+
+ALICE = Caller(Principal.parse("user:alice"), "api token")
+BOOK = "Book Friday at seven for four and tell the group"
+
+
+@pytest.fixture
+async def stage(open_store: OpenStore) -> AsyncIterator[LocalStage]:
+    async with local_stage(open_store=open_store) as stage:
+        yield stage
+
+
+async def post(stage: LocalStage, text: str) -> None:
+    await stage.app.commands.post(ALICE, stage.session, text)
+
+
+@pytest.mark.rule("C1")
+async def test_inputs_are_taken_one_turn_at_a_time_in_order_of_arrival(stage: LocalStage) -> None:
+    """Three messages while the model is out: it is asked once for the first, then for each of the others."""
+    hold = stage.model.hold = asyncio.Event()
+    await post(stage, "one")
+    await stage.model.until_asked()
+    await post(stage, "two")
+    await post(stage, "three")
+    hold.set()
+    await stage.rest()
+
+    assert [request.turn for request in stage.requests] == ["T1", "T2", "T3"]
+    rows = await stage.app.store.rows(stage.session)
+    assert [row.body.input.parts[0].text for row in rows if isinstance(row.body, InputBody)] == ["one", "two", "three"]
+    turns = [row.body for row in rows if isinstance(row.body, TurnStartBody | TurnEndBody)]
+    assert [isinstance(body, TurnStartBody) for body in turns] == [True, False] * 3
+
+
+@pytest.mark.rule("C1", "K13")
+async def test_an_answer_overtakes_the_queue_and_runs_when_no_turn_does(stage: LocalStage) -> None:
+    await stage.say("alice", BOOK)
+    await stage.hook(offer("20:30"), id="evt_17")
+    [question] = await stage.questions()
+    asked_before = len(stage.requests)
+
+    hold = stage.model.hold = asyncio.Event()
+    await post(stage, "What time is sunset?")
+    await stage.model.until_asked(asked_before + 1)
+    await post(stage, "And the day after?")
+    _, settled = await stage.app.commands.answer(ALICE, stage.session, stage.yes(question))
+    assert settled is not None  # at once, while the model is still out
+    assert isinstance(settled.body, ConsentApprovedBody)
+    hold.set()
+    await stage.rest()
+
+    rows = await stage.app.store.rows(stage.session)
+    starts = [(row.turn, row.body.consent, row.body.continues) for row in rows if isinstance(row.body, TurnStartBody)]
+    assert starts[2:] == [("T3", None, None), ("T4", "A1", None), ("T5", "A1", "T2"), ("T6", None, None)]
