@@ -27,8 +27,8 @@ LOCK := @$(BIN)/uv pip compile -q $(ARGS) --no-config --system-certs --universal
 demo: .venv/.run .venv/.self ## Play the demo: no key, no network, nothing left behind
 	@$(BIN)/sayso demo $(ARGS)
 
-serve: .venv/.run .venv/.self ## Start the server
-	@$(BIN)/sayso serve $(ARGS)
+serve: .venv/.run .venv/.self ## Keep the demo's server running, and say what to type
+	@$(BIN)/sayso demo --serve $(ARGS)
 
 
 ##@ Work on it

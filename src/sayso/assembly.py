@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx2
 from pydantic import ValidationError
 
 from sayso.adapters.functions import FunctionTools
@@ -37,6 +38,7 @@ from sayso.runtime.rules import RULES, Rules
 from sayso.runtime.worker import Worker
 from sayso.server.app import Application, Server, create_app
 from sayso.settings import Settings
+from sayso.sources import sign
 from sayso.storage.sqlite import SqliteStore
 from sayso.storage.store import Store
 
@@ -292,3 +294,24 @@ async def bind_source(database: str | None, source: str, session: str) -> str:
             raise NotFound(f"session {session}")
         await store.bind(source, session)
     return f"{session} takes what {source} sends"
+
+
+async def send_hook(name: str, *, secret: str, data: str, url: str, event_id: str | None) -> str:
+    """Sign a body as the source would, send it once, and return what the server said, as a sentence.
+
+    Raises:
+        Unusable: the secret is missing or can't be one, or nobody answers at `url`.
+    """
+    if secret.startswith("env:") and not os.environ.get(secret[4:]):
+        raise Unusable(f"{secret}: there is no such variable")
+    literal = os.environ[secret[4:]] if secret.startswith("env:") else secret
+    body, clock, webhook_id = data.encode(), SystemClock(), event_id or SystemIds().event()
+    try:
+        headers = sign(literal, webhook_id=webhook_id, timestamp_s=clock.now_ms() // 1000, body=body)
+        async with httpx2.AsyncClient(base_url=url) as http:
+            answer = await http.post(f"/v1/hooks/{name}", content=body, headers=headers)
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+    except httpx2.HTTPError as error:
+        raise Unusable(f"{url}: {type(error).__name__} {error}") from None
+    return f"{webhook_id}: {answer.status_code} {answer.reason_phrase}"

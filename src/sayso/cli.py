@@ -42,7 +42,9 @@ def serve(target: str, host: str | None, port: int | None, database: str | None)
 @click.option("--list", "list_", is_flag=True, help="list the scenarios and what can be broken in each")
 @click.option("--history", is_flag=True, help="also print what the model was shown")
 @click.option("--ablate", metavar="RULE", default=None, help="break this rule, and see the harm")
-def demo(name: str | None, list_: bool, history: bool, ablate: str | None) -> None:
+@click.option("--serve", is_flag=True, help="start the demo's server and keep it running, with what to type")
+@click.option("--port", type=int, default=8000, show_default=True, help="with --serve: the port")
+def demo(name: str | None, list_: bool, history: bool, ablate: str | None, serve: bool, port: int) -> None:
     """Play a SCENARIO and print its log.
 
     Without a name: the tour, over HTTP, against a real server with the outside in a process of its own.
@@ -51,6 +53,8 @@ def demo(name: str | None, list_: bool, history: bool, ablate: str | None) -> No
 
     if list_:
         click.echo("\n".join(play.listed()))
+    elif serve:
+        _run(play.keep_serving(port, show=click.echo))
     elif name is None and ablate is None:
         _run(play.over_http("tour", show=click.echo))
     else:
@@ -105,7 +109,25 @@ def token_revoke(token_id: str, database: str | None) -> None:
     click.echo(_run(revoke_token(database, token_id)))
 
 
-@main.command()
+@main.group()
+def source() -> None:
+    """Sources: try one out, or say which session takes what it sends."""
+
+
+@source.command("test")
+@click.argument("name")
+@click.option("--secret", required=True, metavar="SECRET", help="what the source signs with: env:NAME, or the text")
+@click.option("--data", required=True, metavar="JSON", help="the body to send")
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="the server")
+@click.option("--id", "event_id", default=None, help="the event id (default: a new one)")
+def source_test(name: str, secret: str, data: str, url: str, event_id: str | None) -> None:
+    """Sign DATA as the source NAME would (Standard Webhooks v1), send it, and print the status."""
+    from sayso.assembly import send_hook
+
+    click.echo(_run(send_hook(name, secret=secret, data=data, url=url, event_id=event_id)))
+
+
+@source.command("bind")
 @click.argument("source")
 @click.argument("session")
 @_database

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -35,17 +36,25 @@ class HttpStage:
     """See `Stage`. Time is real; the session belongs to Alice."""
 
     def __init__(self, http: httpx2.AsyncClient, tokens: Mapping[str, str], world: WorldClient) -> None:
-        self._http, self._tokens, self._world = http, tokens, world
+        self._http, self.tokens, self._world = http, tokens, world
+        self.url = str(http.base_url).rstrip("/")
         self.session = ""
         self._position = "0.0"
 
     def _as(self, who: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._tokens[who]}"}
+        return {"Authorization": f"Bearer {self.tokens[who]}"}
 
     async def open(self) -> None:
         """Open Alice's session."""
         answer = await self._http.post("/v1/sessions", json={"title": "Friday"}, headers=self._as("alice"))
         self.session = answer.raise_for_status().json()["id"]
+
+    async def until_interrupted(self) -> None:
+        """Return at SIGINT or SIGTERM."""
+        interrupted = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+        await interrupted.wait()
 
     async def say(self, who: str, text: str) -> None:
         await self.post(who, text)
@@ -118,7 +127,7 @@ class HttpStage:
 
 
 @asynccontextmanager
-async def http_stage(show: Callable[[str], object]) -> AsyncIterator[HttpStage]:
+async def http_stage(show: Callable[[str], object], *, port: int = 0) -> AsyncIterator[HttpStage]:
     """Yield a stage whose server, outside and store live in a temporary place and end with it.
 
     Raises:
@@ -130,7 +139,7 @@ async def http_stage(show: Callable[[str], object]) -> AsyncIterator[HttpStage]:
             who: await create_token(str(database), f"user:{who}", label="demo", days=1) for who in ("alice", "bob")
         }
         environ = {"RESTAURANT_SECRET": RESTAURANT_SECRET, "DEMO_WORLD_URL": world_url}
-        server = ServerProcess("sayso.demo.concierge:agent", database=database, environ=environ)
+        server = ServerProcess("sayso.demo.concierge:agent", database=database, environ=environ, port=port)
         await asyncio.to_thread(server.start)
         show(f"serving sayso.demo.concierge:agent on {server.url}, the outside on {world_url}")
         try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 from sayso.core.errors import Invalid
-from sayso.demo.http_stage import http_stage
+from sayso.demo.http_stage import HttpStage, http_stage
 from sayso.demo.local import START_MS, OpenStore, in_memory, local_stage
-from sayso.demo.scenarios import SCENARIOS, Scenario
+from sayso.demo.scenarios import SCENARIOS, Scenario, offer
+from sayso.demo.stage import RESTAURANT_SECRET
 from sayso.runtime.numbered import lay_out
 from sayso.runtime.rules import RULES
 from sayso.testing.ablations import ABLATIONS
@@ -93,3 +95,35 @@ async def over_http(name: str, *, show: Show) -> None:
         books = await stage.books()
     for line in outcome(books):
         show(line)
+
+
+async def keep_serving(port: int, *, show: Show) -> None:
+    """Serve the demo's agent until a signal comes, on a store of its own, and say what to type."""
+    async with http_stage(show, port=port) as stage:
+        show("")
+        for line in _to_type(stage):
+            show(line)
+        await stage.until_interrupted()
+
+
+def _to_type(stage: HttpStage) -> list[str]:
+    words = json.dumps({"text": "Book Friday at seven for four and tell the group"})
+    return [
+        "In another terminal, once:",
+        f"  S={stage.url}/v1/sessions/{stage.session}",
+        f"  T='Authorization: Bearer {stage.tokens['alice']}'",
+        f"  export RESTAURANT_SECRET={RESTAURANT_SECRET}",
+        "Alice says what she wants:",
+        f"  curl -s $S/inputs -H \"$T\" --json '{words}'",
+        "the restaurant calls:",
+        f"  sayso source test restaurant --url {stage.url} --secret env:RESTAURANT_SECRET \\",
+        f"    --data '{json.dumps(offer('20:30'))}'",
+        "what is asked of her, and the digest that an answer needs:",
+        '  curl -s "$S/consents?open=true" -H "$T"',
+        "her yes:",
+        """  curl -s $S/consents/A1 -H "$T" --json '{"verdict": "yes", "digest": "sha256:…"}'""",
+        "what happens, as it happens:",
+        '  curl -sN "$S/stream?after=0.0" -H "$T"',
+        "",
+        "Ctrl-C ends it, and prints the log.",
+    ]

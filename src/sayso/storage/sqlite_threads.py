@@ -180,7 +180,13 @@ class Writer:
 
     def _run(self) -> None:
         while batch := self._waiting.take(at_most=WRITES_TOGETHER):
-            self._commit(batch)
+            try:
+                self._commit(batch)
+            except Exception as error:  # noqa: BLE001 - the edge of the thread: the batch is told, the next one runs
+                log.warning("commit unknown", extra={"callers": len(batch), "cause": str(error)})
+                for job in batch:
+                    job.error = job.error or CommitUnknown(f"the commit has no answer: {error}")
+                _roll_back(self._connection)
             _answer(batch)
 
     def _commit(self, batch: list[_Job[Any]]) -> None:
@@ -190,23 +196,16 @@ class Writer:
             for job in batch:
                 job.error = unavailable(error) or error
             return
-        names = tuple(job.name for job in batch)
-        try:
-            for job in batch:
-                self._apart(job)
-            if self._on_commit is not None:
-                self._on_commit(CommitPhase.BEFORE, names)
-            self._cursor.execute("commit")
-            self.commits += 1
-            if self._on_commit is not None:
-                self._on_commit(CommitPhase.AFTER, names)
-        except Exception as error:  # noqa: BLE001 - the edge of the thread: the batch is told, the next one runs
-            log.warning("commit unknown", extra={"callers": len(batch), "cause": str(error)})
-            for job in batch:
-                job.error = job.error or CommitUnknown(f"the commit has no answer: {error}")
-        finally:
-            if self._connection.in_transaction:
-                self._connection.rollback()
+        for job in batch:
+            self._apart(job)
+        self._tell(CommitPhase.BEFORE, batch)
+        self._cursor.execute("commit")
+        self.commits += 1
+        self._tell(CommitPhase.AFTER, batch)
+
+    def _tell(self, phase: CommitPhase, batch: list[_Job[Any]]) -> None:
+        if self._on_commit is not None:
+            self._on_commit(phase, tuple(job.name for job in batch))
 
     def _apart(self, job: _Job[Any]) -> None:
         """Run one body under a savepoint of its own. If it fails, it fails alone, unless the database has
@@ -270,9 +269,15 @@ class Readers:
             job.result = perform(cursor, job.body, self._clock)
         except Exception as error:  # noqa: BLE001 - the edge of the thread: the caller is told, the next one runs
             job.error = unavailable(error) or error
-        finally:
-            if cursor.connection.in_transaction:
-                cursor.connection.rollback()
+        _roll_back(cursor.connection)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """End the transaction if one is open. The thread lives on whatever the database says to it."""
+    try:
+        connection.rollback()
+    except sqlite3.Error as error:
+        log.error("rollback failed", extra={"cause": str(error)})
 
 
 def _answer(batch: list[_Job[Any]]) -> None:

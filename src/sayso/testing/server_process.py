@@ -22,7 +22,7 @@ class ServerBroken(RuntimeError):
 
 
 class ServerProcess:
-    """`sayso serve` on a free port of loopback. It can be killed and started again on the same file.
+    """`sayso serve` on loopback, on a free port unless one is named. It can be killed and started again.
 
     What it says on standard error is appended to `<database>.log` beside the store's file.
     """
@@ -33,12 +33,13 @@ class ServerProcess:
         *,
         database: Path,
         environ: Mapping[str, str] | None = None,
+        port: int = 0,
         python: Sequence[str] = (),
         patience_s: float = 30,
     ) -> None:
         """`python` are further arguments of the interpreter, before `-m sayso`."""
         self._command = [sys.executable, *python, "-m", "sayso", "serve", target]
-        self._command += ["--port", "0", "--database", str(database)]
+        self._command += ["--port", str(port), "--database", str(database)]
         self._environ = {**os.environ, **(environ or {})}
         self._patience_s = patience_s
         self.log = database.with_name(database.name + ".log")
@@ -47,14 +48,14 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and return once it listens.
+        """Start it, and return once it listens. Ctrl-C at a terminal reaches only who started it.
 
         Raises:
             ServerBroken: it ended, or did not listen in time.
         """
         with self.log.open("ab") as stderr:
             self._process = subprocess.Popen(  # noqa: S603 - our own program, no shell
-                self._command, env=self._environ, stdout=subprocess.PIPE, stderr=stderr
+                self._command, env=self._environ, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
             )
         self.url = self._bound(self._process)
 

@@ -361,7 +361,9 @@ def start_world() -> Iterator[str]:
         RuntimeError: it did not start.
     """
     command = [sys.executable, "-m", "sayso.testing.world_server", "--port", "0", "--print-port"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+    with subprocess.Popen(  # noqa: S603 - our own program, no shell; Ctrl-C at a terminal is not for it
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         try:
             assert process.stdout is not None
             port = process.stdout.readline().strip()
