@@ -79,11 +79,10 @@ class App:
         self.admission = Admission(_sources(agent, environ), store, self.worker, ids)
         self.identity = Identity(store, ids)
         self.feeds = feeds
-
-    @property
-    def asgi(self) -> Application:
-        """The ASGI app, to be served by any server, or mounted in another app."""
-        return create_app(commands=self.commands, admission=self.admission, identity=self.identity, store=self.store)
+        #: the ASGI app, to be served by any server, or mounted in another app
+        self.asgi: Application = create_app(
+            commands=self.commands, admission=self.admission, identity=self.identity, store=store
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[App]:
@@ -95,6 +94,7 @@ class App:
                 try:
                     yield self
                 finally:
+                    self.asgi.streams.close()
                     self.feeds.dismiss_all("shutdown")
                     self.worker.stop()
         except BaseExceptionGroup as group:

@@ -33,6 +33,7 @@ from tests.e2e.serving import (
     opened,
     problem,
     question,
+    read_answer,
     said,
     served_on,
     serving,
@@ -154,7 +155,7 @@ async def test_an_operator_sees_every_session_and_opens_none(served: Served) -> 
 
     assert session in [each["id"] for each in listed]
     assert (await served.http.get(f"/v1/sessions/{session}", headers=ops)).json()["title"] == "dinner"
-    problem(await served.http.post("/v1/sessions", json={}, headers=ops), 422, "invalid")
+    problem(await served.http.post("/v1/sessions", json={}, headers=ops), 403, "forbidden")
 
 
 async def test_the_journal_and_the_door_are_for_operators(served: Served) -> None:
@@ -454,6 +455,29 @@ async def test_a_body_past_the_limit_is_413_declared_or_not(served: Served) -> N
         assert answer.headers["connection"] == "close"
     under = b'{"title": "x"}' + b" " * ((1 << 20) - 14)
     assert (await served.http.post("/v1/sessions", content=under, headers=json_headers)).status_code == 201
+
+
+@pytest.mark.parametrize("head", [b"x: " + b"y" * 70_000, b"GET /" + b"y" * 70_000, b"x: y\r\n" * 12_000])
+async def test_a_head_without_an_end_is_cut_off(served: Served, head: bytes) -> None:
+    """One endless header, one endless address, or headers without number: nothing else bounds their memory."""
+    first = b"" if head.startswith(b"GET") else b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
+
+    answer = await exchange(served.address, first, head)
+
+    assert (answer.status, answer.headers["connection"]) == (400, "close")
+
+
+async def test_requests_of_one_connection_are_bounded_one_by_one(served: Served) -> None:
+    _, auth = await served.somebody()
+    request = f"GET /v1/sessions HTTP/1.1\r\nhost: x\r\nauthorization: {auth['Authorization']}\r\n"
+    padded = request.encode() + b"x: " + b"y" * 50_000 + b"\r\n\r\n"
+    reader, writer = await asyncio.open_connection(*served.address)
+
+    writer.write(padded * 3)
+    answers = [await read_answer(reader) for _ in range(3)]
+    writer.close()
+
+    assert [answer.status for answer in answers] == [200] * 3
 
 
 # --- where nothing is --------------------------------------------------------

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sayso.core.canonical import digest
 from sayso.core.consent import ConsentState, Standing
-from sayso.core.errors import Invalid, NotFound
+from sayso.core.errors import Forbidden, Invalid, NotFound
 from sayso.core.inputs import Answer, Input, InputKind
 from sayso.core.labels import USER, Part
 from sayso.core.origin import Principal, PrincipalKind
@@ -74,10 +74,10 @@ class Commands:
         """Store a new session that belongs to the caller.
 
         Raises:
-            Invalid: the caller is no user; a session belongs to a person.
+            Forbidden: the caller is no user; a session belongs to a person.
         """
         if by.principal.kind is not PrincipalKind.USER:
-            raise Invalid("a session belongs to a user; this token is an operator's")
+            raise Forbidden("a session belongs to a user, and this token is an operator's")
         return await self._store.create_session(self._ids.session(), owner=by.principal, title=scrub(title))
 
     async def sessions(self, by: Caller, *, limit: int = 50, before: str | None = None) -> list[SessionRecord]:
@@ -149,7 +149,13 @@ class Commands:
         """
         await self._may_answer(by, session, answer.consent)
         received = Input(InputKind.ANSWER, by.principal, by.verified, answer=answer)
-        content = {"consent": answer.consent, "digest": answer.digest, "yes": answer.yes, "reason": answer.reason}
+        content: dict[str, Any] = {
+            "consent": answer.consent,
+            "digest": answer.digest,
+            "yes": answer.yes,
+            "reason": answer.reason,
+        }
+        content |= {"steps": None if answer.steps is None else list(answer.steps)}
         listener, _ = self._feeds.listen(session)
         try:
             put = await self._put(by, session, received, content, idempotency_key=idempotency_key)
@@ -160,16 +166,17 @@ class Commands:
             self._feeds.leave(session, listener)
 
     async def _may_answer(self, by: Caller, session: str, consent: str) -> None:
-        """Refuse an answer to what this caller can't see; to a question that exists, it goes on record (A2)."""
+        """Refuse an answer to what this caller can't see; if the question exists, that goes on record (A2)."""
         found = await self._store.standing(session, consent)
-        if found is None:
-            raise NotFound("question")
         try:
             await self.session(by, session)
         except NotFound:
-            why = f"{by.principal} answered {consent}, which is none of theirs to see"
-            await self._store.note(DoorNote(DoorKind.REJECTED, str(by.principal), why, session=session))
+            if found is not None:
+                why = f"{by.principal} answered {consent}, which is not theirs to see"
+                await self._store.note(DoorNote(DoorKind.REJECTED, str(by.principal), why, session=session))
             raise
+        if found is None:
+            raise NotFound("question")
 
     async def _put(
         self,

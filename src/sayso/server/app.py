@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sayso.runtime.admission import Admission
 from sayso.runtime.commands import Commands
@@ -108,6 +109,34 @@ class Faults:
             await wire.problem(wire.FAULT)(scope, receive, send)
 
 
+#: request line and headers of one request
+HEAD_BYTES_MAX = 64 * 1024
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1, which would gather a head without an end until there is no memory left."""
+
+    _head_bytes: int | None = 0  # None while a body is read
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came, and cut a client off whose head goes on for too long."""
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes is not None and self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
+
+    def on_headers_complete(self) -> None:
+        """From here on it is the body, which has a limit of its own."""
+        self._head_bytes = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Begin to count again, for the next request of the connection."""
+        self._head_bytes = 0
+        super().on_message_complete()
+
+
 class Server(uvicorn.Server):
     """uvicorn, which waits for open responses when it stops; so its streams are ended first.
 
@@ -122,7 +151,7 @@ class Server(uvicorn.Server):
                 app,
                 host=host,
                 port=port,
-                http="httptools",
+                http=BoundedHttp,
                 ws="none",
                 log_config=None,  # logging is its host's to set up
                 access_log=False,
