@@ -25,6 +25,7 @@ from sayso.testing.scripted import ScriptedModel, call, calls, say
 
 TURNS = (10, 100, 1_000)
 RAW_COMMITS = 200
+HEAD = " turns  commits   CPU ms  CPU ratio  wall ms   raw ms  wall/raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,10 @@ async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="sayso-bench-") as name:
         for keyed in (True, False):
             print(f"one turn with one {'keyed' if keyed else 'unkeyed'} tool call")
-            print(
-                f"{'turns':>6} {'commits':>8} {'CPU ms':>8} {'CPU ratio':>10} {'wall ms':>8} {'raw ms':>8} {'wall/raw':>9}"
-            )
+            print(HEAD)
             first = 0.0
             for turns in TURNS:
-                folder = Path(name, f"{keyed}-{turns}")
-                folder.mkdir()
+                folder = Path(tempfile.mkdtemp(dir=name))
                 raw = raw_commit_ms(folder)
                 cost = await measure(folder, keyed=keyed, turns=turns)
                 raw = (raw + raw_commit_ms_again(folder)) / 2

@@ -133,15 +133,16 @@ def explore() -> Explored:
     found = Explored()
     for kind, body in _STARTS.items():
         first = start("T1", body)
+        _note_due(found, first.phase, due(first))
         waiting, seen = [first], {_same(first)}
         while waiting:
             turn = waiting.pop()
-            _note_due(found, turn.phase, due(turn))
             for event in _events(turn):
                 try:
-                    after, _ = advance(turn, event)
+                    after, next_due = advance(turn, event)
                 except OutOfOrder:
                     continue
+                _note_due(found, after.phase, next_due)
                 found.moves[turn.phase, after.phase, type(event).__name__].add(kind)
                 if (key := _same(after)) not in seen:
                     seen.add(key)
@@ -486,7 +487,7 @@ def demo_log() -> str:
         lines = path.read_text("utf-8").splitlines()
         asked = [place for place, line in enumerate(lines) if " turn.ask " in line]
         if asked:
-            first = max((p for p in range(asked[0]) if " turn.start " in lines[p]), default=0)
+            first = max((p for p in range(asked[0]) if " input.persisted " in lines[p]), default=0)
             return "\n".join(["```text", *lines[first : asked[0] + LOG_LINES_AFTER_ASK], "```"])
     return "*No log is recorded yet: `make demo` prints one.*"
 

@@ -117,7 +117,8 @@ def sentence(row: Row) -> str:
             return f"{row.turn} runs what {consent} fixed: {'; '.join(map(_call, calls))}"
         case TurnAskBody(consent=consent):
             who = " or ".join(a.partition(":")[2] if a.startswith("user:") else a for a in consent.approvers)
-            return f"{row.turn}: {consent.id} needs {who}'s consent. {consent.question.text}"
+            asks = consent.question.text.removeprefix(consent.id)
+            return f"{row.turn}: {consent.id} needs {who}'s consent{asks if asks[:1] == ',' else ': ' + asks}"
         case TurnEndBody(ending=ending, reason=reason):
             return f"{row.turn} {ending}" + (f": {plain(reason, chars_max=200)}" if reason else "")
         case ModelCalledBody(calls=calls):

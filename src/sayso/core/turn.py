@@ -292,7 +292,7 @@ def _after(turn: Turn, event: Event) -> Turn:
     match turn.phase, event:
         case Phase.BOUNDARY, Proceed() if turn.steps_of is None:
             return replace(turn, phase=Phase.THINKING)
-        case Phase.BOUNDARY | Phase.THINKING, Replied(calls):
+        case Phase.BOUNDARY | Phase.THINKING, Replied(calls) if turn.steps_of is None:
             return _replied(turn, calls)
         case Phase.THINKING, ModelFailed(reason):
             return replace(turn, failure=reason)

@@ -132,6 +132,9 @@ class Journal:
                 commit.done.set_result(None)
         except SaysoError as error:
             self._give_up(error)
+        except Exception:
+            log.exception("rows can't be written", extra={"session": self.token.session})
+            self._give_up(Conflict(self.token.session, self._commits[0].rows[0].seq))
         finally:
             self._writing = False
 

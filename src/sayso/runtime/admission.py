@@ -86,6 +86,7 @@ class Admission:
         that is ours to mend, not the sender's to send again."""
         heard = _hear(door, request.body)
         about = _about(door.name, heard)
+        session, why = await self._route(door.name, about) if heard is not None else (None, "its body does not parse")
         received = Input(
             InputKind.NOTICE if heard is not None and heard.notice else InputKind.EVENT,
             Principal(PrincipalKind.SOURCE, door.name),
@@ -97,7 +98,7 @@ class Admission:
             gone=heard is not None and heard.gone,
         )
         return Entry(
-            session=None if heard is None else await self._route(door.name, about),
+            session=session,
             source=door.name,
             event_id=event_id,
             input=received,
@@ -105,19 +106,21 @@ class Admission:
             keep_ms=door.scheme.keep_ms,
             id_signed=door.scheme.id_signed,
             received=Received(request.body, _content_type(request), verified.key, verified.signed_at_ms),
-            unclaimed_because="its body does not parse" if heard is None else "no session knows what it names",
+            unclaimed_because=why,
         )
 
-    async def _route(self, source: str, about: tuple[Ref, ...]) -> str | None:
+    async def _route(self, source: str, about: tuple[Ref, ...]) -> tuple[str | None, str]:
         """Return the session of the first named thing that a tool made for this source, else the source's
-        default session, else None. A thing that two sessions made names neither."""
-        if about:
-            rows = await self._store.refs(source, about)
-            for ref in about:
-                sessions = {row.session for row in rows if row.ref == ref}
-                if len(sessions) == 1:
-                    return sessions.pop()
-        return await self._store.bound(source)
+        default session, else None and why. A thing that two sessions made is ambiguous: it names neither, and
+        no other rule may guess."""
+        rows = await self._store.refs(source, about) if about else []
+        for ref in about:
+            sessions = {row.session for row in rows if row.ref == ref}
+            if len(sessions) > 1:
+                return None, "more than one session made what it names"
+            if sessions:
+                return sessions.pop(), ""
+        return await self._store.bound(source), "no session knows what it names"
 
 
 def _hear(door: SourceDoor, body: bytes) -> Heard | None:

@@ -16,7 +16,7 @@ from typing import Any
 from sayso.core.contract import Contract
 from sayso.core.operation import Settlement, settlement
 from sayso.core.retry import delay_ms
-from sayso.core.rows import Called, Draft
+from sayso.core.rows import Called, Draft, Outcome
 from sayso.core.turn import (
     Ask,
     Begun,
@@ -80,8 +80,15 @@ class ModelEnded:
     fault: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Something that was out broke in a way that nobody foresaw."""
+
+    error: Exception
+
+
 #: what a driver waits for: the end of something that was out, or None, "look at the inbox"
-Happening = ModelEnded | Attempt | None
+Happening = ModelEnded | Attempt | Broken | None
 
 
 class Driver:
@@ -138,14 +145,20 @@ class Driver:
         while True:
             if self._hinted:
                 self._hinted = False
-                for entry in await self._inbox.look():
-                    self._stage(await self._inbox.settle(entry))
-                await self._flush()
+                await self._settle_control()
             if self._loaded.turn is None and not await self._start_next():
                 return
             await self._go_on()
             if not self._hinted and self._loaded.turn is not None:
                 return
+
+    async def _settle_control(self) -> None:
+        """Settle what is new in the control lane, a commit each: what an entry comes to is read from the
+        store too, which must know what came of the one before."""
+        await self._flush()
+        for entry in await self._inbox.look():
+            self._stage(await self._inbox.settle(entry))
+            await self._flush()
 
     async def _idle(self) -> bool:
         """Wait for the next happening, and take it in. Return whether the session was released instead."""
@@ -237,6 +250,8 @@ class Driver:
         match effect:
             case Intend(call):
                 self._stage([compose.intended(call, turn, self._token.session)])
+            case Send(call) | Run(call) if call.tool not in self._contracts:
+                self._stage([compose.closed(call, Outcome.NOT_STARTED, f"there is no tool {call.tool} any more", turn)])
             case Send(call, apart):
                 if apart:
                     await self._flush()
@@ -290,9 +305,16 @@ class Driver:
             self._loaded.forget_settled()
         begin, self._waiting = self._waiting, []
         for coroutine in begin:
-            task = self._spawn(coroutine)
+            task = self._spawn(self._reported(coroutine))
             self._out.add(task)
             task.add_done_callback(self._out.discard)
+
+    async def _reported(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever goes wrong in what is out, its owner hears of it; nothing fails unseen or elsewhere."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - it is raised again by the owner, who logs it
+            self._happenings.put_nowait(Broken(error))
 
     # the world
 
@@ -370,13 +392,15 @@ class Driver:
                 assert reply is not None
                 persona, decide = self._around.persona, self._around.rules.decide
                 self._stage([compose.replied(reply, self._turn, self._loaded, persona.tools, decide)])
+            case Broken(error):
+                raise error
             case Attempt() as came:
                 self._attempted(came)
 
     def _attempted(self, ended: Attempt) -> None:
         turn = self._turn
         planned = turn.find(ended.call)
-        called, contract = planned.called, self._around.persona.tools.contracts[planned.called.tool]
+        called, contract = planned.called, self._contracts[planned.called.tool]
         match ended.came:
             case Came.OK | Came.FAILED:
                 self._stage([compose.result(ended, called, turn, contract.returns)])

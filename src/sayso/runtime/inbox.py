@@ -138,8 +138,11 @@ class Inbox:
         if not entry.input.gone:
             return []
         live = [row for row in await self._refs(entry.input.about) if row.state == "live"]
-        by = entry.input.principal.id
-        rows = [Draft(EffectGoneBody(row.ref, by, entry.n, await self._answered(row))) for row in live]
+        by, told = entry.input.principal.id, set[str]()
+        rows = []
+        for row in live:
+            operation = await self._answered(row, told)
+            rows.append(Draft(EffectGoneBody(row.ref, by, entry.n, operation)))
         names = {row.ref for row in live}
         moot = [s for s in self._loaded.open_questions if names & set(s.consent.about)]
         return rows + [Draft(ConsentWithdrawnBody(s.consent.id, f"what it is about is gone, {by} says")) for s in moot]
@@ -150,10 +153,11 @@ class Inbox:
         rows = await self._store.refs(about[0].source, about)
         return [row for row in rows if row.session == self._loaded.id]
 
-    async def _answered(self, row: RefRow) -> str | None:
-        """Return the operation that made a thing, if it stands: only that can be gone."""
-        if row.operation is None:
+    async def _answered(self, row: RefRow, told: set[str]) -> str | None:
+        """Return the operation that made a thing, if it stands and was not told of yet: only that can be gone."""
+        if row.operation is None or row.operation in told:
             return None
+        told.add(row.operation)
         found = await self._store.operation(self._loaded.id, row.operation)
         return row.operation if found is not None and found.state is OperationState.ANSWERED else None
 

@@ -37,5 +37,7 @@ class Limits:
     drain_ms: int = 10_000
     #: how often due timers are looked at when nothing hints at one
     timer_look_ms: int = 1_000
+    #: how often dedupe entries whose time is over are dropped (A6)
+    forget_every_ms: int = 3_600_000
     #: rows of one history page
     history_rows: int = 500

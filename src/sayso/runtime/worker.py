@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Coroutine
 from typing import Any
 
 from sayso.core.errors import Busy, Conflict, Fenced, OutcomeUnknown, SaysoError
+from sayso.core.retry import delay_ms
 from sayso.core.session import Token
 from sayso.journal.append import Journal
 from sayso.journal.follow import Feeds
@@ -32,6 +34,8 @@ class Worker:
         self._drivers: dict[str, Driver] = {}
         self._wake = asyncio.Event()
         self._owners: set[asyncio.Task[None]] = set()
+        #: how often in a row a session's owner failed here
+        self._failures: dict[str, int] = {}
         self._stopping = False
         #: a claim, or a look at the timers, is on its way
         self._looking = {"claim": True, "timers": True}
@@ -137,6 +141,7 @@ class Worker:
         session = claimed.token.session
         try:
             await self._drive(claimed)
+            self._failures.pop(session, None)
         except (Fenced, Conflict) as error:
             log.warning("session lost", extra={"session": session, "cause": str(error)})
         except (Busy, OutcomeUnknown) as error:
@@ -161,8 +166,9 @@ class Worker:
         await driver.run()
 
     async def _give_back(self, token: Token) -> None:
-        """Leave the session ready for another claim, after a pause, so that a fault can't spin."""
-        await self._sleep(self._around.limits.timer_look_ms)
+        """Leave the session ready for another claim, after a pause that grows, so that a fault can't spin."""
+        failures = self._failures[token.session] = self._failures.get(token.session, 0) + 1
+        await self._sleep(delay_ms(failures, chance=random.random()))  # noqa: S311 - jitter, no secret
         try:
             await self._around.store.surrender(token)
         except SaysoError as error:
@@ -174,7 +180,9 @@ class Worker:
     # timers
 
     async def _fire_timers(self) -> None:
-        """Store the input of each due timer; look again at the next one, at a hint, or after a while."""
+        """Store the input of each due timer, and look again at the next one, or after a while; forget now and
+        then what needs no recognising any more (A6)."""
+        forget_at_ms = 0
         while True:
             next_at_ms = None
             self._looking["timers"] = True
@@ -183,6 +191,9 @@ class Worker:
                 next_at_ms = fired.next_at_ms
                 for session, _ in fired.stored:
                     self.hint(session)
+                if self._around.clock.now_ms() >= forget_at_ms:
+                    await self._around.store.forget()
+                    forget_at_ms = self._around.clock.now_ms() + self._around.limits.forget_every_ms
             except (Busy, OutcomeUnknown) as error:
                 log.warning("timers not fired", extra={"cause": str(error)})
             self._looking["timers"] = False

@@ -1,4 +1,4 @@
-"""The store on one SQLite file: one thread writes, a few read.
+"""The store on one SQLite file: one thread writes, two read.
 
 What waits is written in one transaction, a savepoint for each caller, and answered after COMMIT (K6): one
 flush to disk for all, and a caller that fails takes nobody with it. WAL and synchronous=FULL, so what was
@@ -25,7 +25,7 @@ from sayso.core.rows import Row, Scalar
 from sayso.core.session import Position, SessionRecord, Token
 from sayso.storage import migrate, statements, statements_door
 from sayso.storage.shape import DOOR_NOTES_MAX, INBOX_MAX, Steady
-from sayso.storage.sqlite_threads import OnCommit, Readers, Writer, perform, unavailable
+from sayso.storage.sqlite_threads import OnCommit, Reader, Writer, perform, unavailable
 from sayso.storage.statements import Body
 from sayso.storage.store import (
     Claimed,
@@ -45,8 +45,6 @@ from sayso.storage.store import (
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: connections that read: a long read on one leaves the other
-READERS = 2
 #: how long a statement waits for another process's lock
 BUSY_MS = 5_000
 #: dedupe entries dropped in one transaction
@@ -67,9 +65,18 @@ class SqliteStore:
     """See `Store` for what every method promises, and `open` for how to get one."""
 
     def __init__(
-        self, writer: Writer, readers: Readers, clock: Steady, held: ExitStack, *, inbox_max: int, door_notes_max: int
+        self,
+        writer: Writer,
+        readers: tuple[Reader, Reader],
+        clock: Steady,
+        held: ExitStack,
+        *,
+        inbox_max: int,
+        door_notes_max: int,
     ) -> None:
-        self._writer, self._readers, self._clock, self._held = writer, readers, clock, held
+        self._writer, self._clock, self._held = writer, clock, held
+        #: what somebody waits for is small, and never behind a page of history
+        self._reader, self._pager = readers
         self._inbox_max, self._door_notes_max = inbox_max, door_notes_max
 
     @classmethod
@@ -82,7 +89,6 @@ class SqliteStore:
         on_commit: OnCommit | None = None,
         inbox_max: int = INBOX_MAX,
         door_notes_max: int = DOOR_NOTES_MAX,
-        readers: int = READERS,
         bytes_max: int | None = None,
     ) -> SqliteStore:
         """Open the file, make it if there is none, and bring its schema up to date.
@@ -114,14 +120,15 @@ class SqliteStore:
                     if bytes_max is not None:
                         [(page_bytes,)] = connection.execute("pragma page_size").fetchall()
                         connection.execute(f"pragma max_page_count = {bytes_max // page_bytes}")
-                    reading = Readers([_connect(file, read_only=True) for _ in range(readers)], steady)
+                    reading = [_connect(file, read_only=True) for _ in range(2)]
                 except sqlite3.Error as error:
                     if (told := unavailable(error)) is None:
                         raise
                     raise told from error
                 writer = Writer(connection, steady, on_commit=on_commit)
+                readers = Reader(reading[0], steady), Reader(reading[1], steady)
                 held = stack.pop_all()
-                return cls(writer, reading, steady, held, inbox_max=inbox_max, door_notes_max=door_notes_max)
+                return cls(writer, readers, steady, held, inbox_max=inbox_max, door_notes_max=door_notes_max)
 
         return await asyncio.to_thread(opened)
 
@@ -134,7 +141,10 @@ class SqliteStore:
         return await self._writer.submit(body.__name__, body(*args, **kwargs))
 
     async def _read(self, body: Callable[P, Body[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._readers.submit(body.__name__, body(*args, **kwargs))
+        return await self._reader.submit(body.__name__, body(*args, **kwargs))
+
+    async def _read_page(self, body: Callable[P, Body[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._pager.submit(body.__name__, body(*args, **kwargs))
 
     # engine
 
@@ -163,7 +173,7 @@ class SqliteStore:
         return await self._read(statements.session, session)
 
     async def sessions(self, *, owner: Principal | None, limit: int, before: str | None = None) -> list[SessionRecord]:
-        return await self._read(statements.sessions, owner, limit, before)
+        return await self._read_page(statements.sessions, owner, limit, before)
 
     async def write(self, token: Token, rows: Sequence[Row]) -> WriteOutcome:
         return await self._write(statements.write, token, rows)
@@ -171,10 +181,10 @@ class SqliteStore:
     async def rows(
         self, session: str, *, after: int = 0, up_to: int | None = None, limit: int | None = None
     ) -> list[Row]:
-        return await self._read(statements.rows, session, after, up_to, limit)
+        return await self._read_page(statements.rows, session, after, up_to, limit)
 
     async def last_rows(self, session: str, *, limit: int, before: int | None = None) -> list[Row]:
-        return await self._read(statements.last_rows, session, limit, before)
+        return await self._read_page(statements.last_rows, session, limit, before)
 
     async def keep(self, session: str, position: Position) -> int:
         return await self._read(statements.keep, session, position)
@@ -198,7 +208,7 @@ class SqliteStore:
 
     async def side_tables(self, session: str) -> dict[str, list[tuple[Scalar, ...]]]:
         """Return what rows have changed of this session, table by table in order of key, for a look from outside."""
-        return await self._read(statements.side_tables, session)
+        return await self._read_page(statements.side_tables, session)
 
     # door
 
@@ -214,13 +224,13 @@ class SqliteStore:
         return await self._read(statements_door.inbox, session, after, limit)
 
     async def inbox_record(self, session: str) -> list[InboxRow]:
-        return await self._read(statements_door.inbox_record, session)
+        return await self._read_page(statements_door.inbox_record, session)
 
     async def note(self, note: DoorNote) -> None:
         await self._write(statements_door.note, note, door_notes_max=self._door_notes_max)
 
     async def door(self, *, session: str | None = None, limit: int = 1000) -> list[DoorRow]:
-        return await self._read(statements_door.door, session, limit)
+        return await self._read_page(statements_door.door, session, limit)
 
     async def forget(self) -> int:
         """See `Store`. A long list goes in several transactions."""
@@ -242,7 +252,7 @@ class SqliteStore:
         return await self._read(statements_door.token, token_id)
 
     async def tokens(self) -> list[TokenRow]:
-        return await self._read(statements_door.tokens)
+        return await self._read_page(statements_door.tokens)
 
     async def revoke_token(self, token_id: str) -> bool:
         return await self._write(statements_door.revoke_token, token_id)
@@ -263,7 +273,8 @@ class SqliteStore:
         """See `Store`. May be called twice; what is asked afterwards gets StoreUnavailable."""
 
         def closed() -> None:
-            self._readers.close()
+            self._reader.close()
+            self._pager.close()
             self._writer.close()
             self._held.close()
 

@@ -1,8 +1,8 @@
-"""The threads of a SQLite store: one that writes, a few that read.
+"""The threads of a SQLite store: one that writes, and those that read.
 
 The writer commits whatever waits as one transaction (K6). Batches form by themselves: while one is flushed
 to disk, the next one queues. Nobody is answered before COMMIT; if COMMIT fails, or its acknowledgement is
-lost, everybody in the batch is told that it is unknown. Readers batch alike, for the one wake-up.
+lost, everybody in the batch is told that it is unknown. A reader batches too, to wake its loop once.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _Job(Generic[T]):
 
 
 class _Waiting:
-    """What waits for a thread. Ends when it was closed and everything before that was taken."""
+    """What waits for one thread. Ends when it was closed and everything before that was taken."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
@@ -125,26 +125,22 @@ class _Waiting:
             self._jobs.put(job)
         return await job.future
 
-    def close(self, *, threads: int) -> None:
+    def close(self) -> None:
         with self._closing:
             self._closed = True
-            for _ in range(threads):
-                self._jobs.put(None)
+            self._jobs.put(None)
 
     def take(self, *, at_most: int) -> list[_Job[Any]]:
-        """Return all that waits, once something does; nothing when the calling thread is to end."""
-        job = self._jobs.get()
+        """Return all that waits, once something does; nothing at the end."""
         batch: list[_Job[Any]] = []
+        job = self._jobs.get()
         while job is not None:
             batch.append(job)
-            if len(batch) == at_most:
+            if len(batch) == at_most or self._jobs.empty():
                 return batch
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return batch
+            job = self._jobs.get()
         if batch:
-            self._jobs.put(None)  # the end was this thread's: it comes upon it again, after this batch
+            self._jobs.put(None)  # come upon the end again, after this batch
         return batch
 
 
@@ -174,7 +170,7 @@ class Writer:
 
     def close(self) -> None:
         """Commit what was submitted, end the thread, close the connection."""
-        self._waiting.close(threads=1)
+        self._waiting.close()
         self._thread.join()
         self._connection.close()
 
@@ -221,18 +217,15 @@ class Writer:
         self._cursor.execute("release caller")
 
 
-class Readers:
-    """A few connections that only read, a thread each. `submit` from any event loop."""
+class Reader:
+    """A connection that only reads, and its thread. `submit` from any event loop."""
 
-    def __init__(self, connections: Sequence[sqlite3.Connection], clock: Callable[[], int]) -> None:
-        """Start the threads; the connections are theirs until `close`."""
-        self._connections, self._clock, self._waiting = connections, clock, _Waiting()
-        self._threads = [
-            threading.Thread(target=self._run, args=(connection,), name="sayso-read", daemon=True)
-            for connection in connections
-        ]
-        for thread in self._threads:
-            thread.start()
+    def __init__(self, connection: sqlite3.Connection, clock: Callable[[], int]) -> None:
+        """Start the thread; the connection is its own until `close`."""
+        self._connection, self._cursor, self._clock = connection, connection.cursor(), clock
+        self._waiting = _Waiting()
+        self._thread = threading.Thread(target=self._run, name="sayso-read", daemon=True)
+        self._thread.start()
 
     async def submit(self, name: str, body: Body[T]) -> T:
         """Return what `body` reads; it sees everything that was committed before, and nothing half.
@@ -243,33 +236,30 @@ class Readers:
         return await self._waiting.submit(name, body)
 
     def close(self) -> None:
-        """Let the reads that were submitted end, then close the connections."""
-        self._waiting.close(threads=len(self._threads))
-        for thread in self._threads:
-            thread.join()
-        for connection in self._connections:
-            connection.close()
+        """Let the reads that were submitted end, end the thread, close the connection."""
+        self._waiting.close()
+        self._thread.join()
+        self._connection.close()
 
-    def _run(self, connection: sqlite3.Connection) -> None:
-        cursor = connection.cursor()
+    def _run(self) -> None:
         while batch := self._waiting.take(at_most=READS_TOGETHER):
             done: list[_Job[Any]] = []
             began = time.monotonic()
             for job in batch:
-                self._read(cursor, job)
+                self._read(job)
                 done.append(job)
-                if time.monotonic() - began > READ_WAIT_S:  # a long one holds up only those after it
+                if time.monotonic() - began > READ_WAIT_S:
                     _answer(done)
                     done, began = [], time.monotonic()
             _answer(done)
 
-    def _read(self, cursor: sqlite3.Cursor, job: _Job[Any]) -> None:
+    def _read(self, job: _Job[Any]) -> None:
         try:
-            cursor.execute("begin")
-            job.result = perform(cursor, job.body, self._clock)
+            self._cursor.execute("begin")
+            job.result = perform(self._cursor, job.body, self._clock)
         except Exception as error:  # noqa: BLE001 - the edge of the thread: the caller is told, the next one runs
             job.error = unavailable(error) or error
-        _roll_back(cursor.connection)
+        _roll_back(self._connection)
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
