@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -61,6 +63,12 @@ class Clock:
     def later(self, ms: int) -> None:
         """Let time pass."""
         self.now_ms += ms
+
+
+def quick_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder in memory where there is one, for tests whose subject is not the disk."""
+    memory = "/dev/shm"
+    return tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None)
 
 
 def sha(text: str) -> str:

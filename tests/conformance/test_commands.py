@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from enum import StrEnum
@@ -53,6 +52,7 @@ from tests.conformance.given import (
     hook,
     message,
     planned,
+    quick_folder,
     result,
     rows,
     sent,
@@ -203,11 +203,11 @@ class Commands(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.runner = asyncio.Runner()
-        self.folder = tempfile.TemporaryDirectory()
+        self.loop = asyncio.new_event_loop()
+        self.folder = quick_folder()
         self.clock = Clock()
-        self.oracle = self.runner.run(self._open("memory"))
-        self.store = self.runner.run(self._open(self.kind))
+        self.oracle = self.loop.run_until_complete(self._open("memory"))
+        self.store = self.loop.run_until_complete(self._open(self.kind))
         self.inputs = 0
         #: the newest right to each session, in the oracle and in the store, and where its next row goes
         self.rights: dict[str, tuple[Token, Token]] = {}
@@ -221,9 +221,9 @@ class Commands(RuleBasedStateMachine):
         return await OPENERS[kind](Path(self.folder.name), self.clock, 5, 4)
 
     def teardown(self) -> None:
-        if hasattr(self, "runner"):
-            self.runner.run(self.store.close())
-            self.runner.close()
+        if hasattr(self, "loop"):
+            self.loop.run_until_complete(self.store.close())
+            self.loop.close()
             self.folder.cleanup()
 
     def ask(
@@ -240,8 +240,8 @@ class Commands(RuleBasedStateMachine):
                 return error
 
         ours, theirs = (
-            self.runner.run(answered(self.oracle, first)),
-            self.runner.run(answered(self.store, second or first)),
+            self.loop.run_until_complete(answered(self.oracle, first)),
+            self.loop.run_until_complete(answered(self.store, second or first)),
         )
         if isinstance(ours, SaysoError) or isinstance(theirs, SaysoError):
             assert type(ours) is type(theirs)
@@ -288,15 +288,15 @@ class Commands(RuleBasedStateMachine):
         session=sessions, several=st.lists(bodies, min_size=1, max_size=4), ahead=st.sampled_from([0, 0, 0, 0, 1, -1])
     )
     def write(self, session: str, several: list[Body], ahead: int) -> None:
-        record = self.runner.run(self.oracle.session(session))
+        record = self.loop.run_until_complete(self.oracle.session(session))
         assert record is not None
         after = max(0, record.head + ahead)
         self.ask_owner(session, False, lambda store, token: store.write(token, rows(token, after, *several)))
 
     @rule(session=sessions, story=st.sampled_from(Story))
     def write_a_story(self, session: str, story: Story) -> None:
-        record = self.runner.run(self.oracle.session(session))
-        queued = self.runner.run(self.oracle.inbox(session, after=0, limit=1))
+        record = self.loop.run_until_complete(self.oracle.session(session))
+        queued = self.loop.run_until_complete(self.oracle.inbox(session, after=0, limit=1))
         assert record is not None
         several = told(story, record, queued[0].n if queued else None)
         made = [

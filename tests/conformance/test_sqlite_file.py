@@ -164,15 +164,17 @@ async def test_what_waits_is_committed_together_and_a_failing_caller_fails_alone
                 asyncio.create_task(store.write(token, twice)),
                 asyncio.create_task(store.write(token, [])),
             ]
+            follower = tasks.create_task(store.write(token, rows(token, 2, SAID)))
             late = tasks.create_task(store.write(token, rows(token, 0, taken(1))))
             asyncio.get_running_loop().call_soon(gate.go.set)  # after each of them has submitted
 
         errors = await asyncio.gather(*failing, return_exceptions=True)
         assert [type(error) for error in errors] == [NotFound, IllegalChange, ValueError]
         assert {put.result().outcome for put in puts} == {PutOutcome.STORED}
+        assert follower.result() is WriteOutcome.BEHIND  # its predecessor was rolled back
         assert late.result() is WriteOutcome.WRITTEN
         assert store.commits - before == 2
-        assert gate.batches[-1] == ("put",) * 21 + ("write",) * 3
+        assert gate.batches[-1] == ("put",) * 21 + ("write",) * 4
         assert len(await store.rows("mine")) == 1
 
 

@@ -14,7 +14,7 @@ from sayso.core.authority import Action, Decision, Mandate, Verdict, decide, may
 from sayso.core.contract import ApproverRole, ConsentPolicy, Contract, ContractError, Effect, Role
 from sayso.core.labels import Integrity, Label
 from sayso.core.origin import Principal, PrincipalKind
-from tests.unit.core_examples import AGENT, ALICE, BOB, OPS, RESTAURANT, TIMER, any_text, json_objects, origin
+from tests.unit.core_examples import AGENT, ALICE, BOB, OPS, RESTAURANT, TIMER, any_text, objects, origin
 
 LOOKS = "none read"
 ACTS = "fetch write notify send publish share membership book pay account credential destroy external"
@@ -112,7 +112,7 @@ def test_no_word_of_the_call_or_of_its_context_changes_the_verdict(
     origin_ = origin(starter)
     silent = decide(Action("tool", {}), contract, origin_, (), (), owner=ALICE)
 
-    arguments: dict[str, Any] = {**data.draw(json_objects), "note": data.draw(texts), "role": "user"}
+    arguments: dict[str, Any] = {**data.draw(objects), "note": data.draw(texts), "role": "user"}
     spoken = decide(
         Action(data.draw(texts), arguments),
         contract,

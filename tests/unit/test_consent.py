@@ -89,22 +89,32 @@ def shown(of: Question, name: str) -> Shown:
 
 @pytest.mark.rule("B5")
 def test_the_digest_names_tool_arguments_and_order_of_every_step() -> None:
-    book, tell = step(party=4, day="Friday"), step("tell_group", text="Friday at 19:00")
+    booked: dict[str, Any] = {
+        "party": 4,
+        "day": "Friday",
+        "time": "19:00",
+        "note": "window",
+        "deposit": {"eur": [50, True]},
+    }
+    book, tell = step(**booked), step("tell_group", text="Friday at 19:00")
     fixed = steps_digest((book, tell))
 
     others = [
         (book,),
         (tell, book),
         (book, tell, tell),
-        (step("reserve_table2", party=4, day="Friday"), tell),
-        (step(party=12, day="Friday"), tell),
-        (step(party="4", day="Friday"), tell),
-        (step(party=4.0, day="Friday"), tell),
-        (step(party=4), tell),
-        (step(party=4, day="Friday", note=None), tell),
-        (step(party=4, day=["Friday"]), tell),
-        (step(party=4, day="friday"), tell),
-        (step(party=4, day="Friday\u200b"), tell),
+        (step("reserve_table2", **booked), tell),
+        (step(**{**booked, "party": 12}), tell),
+        (step(**{**booked, "party": "4"}), tell),
+        (step(**{**booked, "party": 4.0}), tell),
+        (step(**{**booked, "day": "friday"}), tell),
+        (step(**{**booked, "day": "Friday\u200b"}), tell),
+        (step(**{**booked, "time": ["19:00"]}), tell),
+        (step(**{**booked, "note": None}), tell),
+        (step(**{**booked, "deposit": {"eur": [50]}}), tell),
+        (step(**{**booked, "deposit": {"eur": [50, 1]}}), tell),
+        (step(**{**booked, "tip": None}), tell),
+        (step(party=4, day="Friday", time="19:00", note="window"), tell),
         (book, step("tell_group", text="Friday at 19:00 ")),
     ]
     assert len({fixed, *map(steps_digest, others)}) == 1 + len(others)

@@ -375,21 +375,31 @@ def a_notice(n: int) -> list[Body]:
     return [NoticeBody((told(f"notice {n}"),))]
 
 
-@given(st.integers(10, 30), st.lists(st.sampled_from((turn_of, goes_on, a_notice)), min_size=8, max_size=14))
+@given(st.integers(10, 30), st.lists(st.sampled_from((turn_of, goes_on, a_notice)), min_size=5, max_size=9))
 def test_a_view_that_is_cut_keeps_the_newest_and_begins_where_something_begins(
     messages_max: int, past: list[Callable[[int], list[Body]]]
 ) -> None:
     whole, cut = Context(), Context(messages_max=messages_max)
+    kept = cut.messages
     for each in rows(*(body for n, piece in enumerate(past, 1) for body in piece(n))):
         whole.add((each,))
         cut.add((each,))
         messages, dropped = list(cut.messages), len(whole.messages) - len(cut.messages)
 
+        assert cut.messages is kept
         assert [message.seq for message in messages] == [message.seq for message in whole.messages][dropped:]
         assert not dropped or messages[0].role in (USER_ROLE, DATA)
         calls = {called.call for message in messages for called in message.calls}
         assert {message.call for message in messages if message.role is RESULT} <= calls
         assert len(messages) <= messages_max * 11 // 10 + len(turn_of(1))  # no batch is cut while it lacks results
+
+
+def test_a_batch_that_lacks_results_is_not_cut() -> None:
+    context = Context(messages_max=2)
+    for each in rows(heard(InputKind.MESSAGE, ALICE, "look"), plans(*map(call, "abcde")), *map(result, "abcd")):
+        context.add((each,))
+
+    assert roles(context.messages) == "user, assistant(a b c d e), result(a), result(b), result(c), result(d)"
 
 
 # --- labels ------------------------------------------------------------------

@@ -90,8 +90,8 @@ SENTENCES: list[tuple[Body, str]] = [
     ),
     (
         TurnAskBody(ASKED),
-        "T2: A1 needs alice or role:operator's consent. "
-        "A1, asked because restaurant started this turn, not you: book ‹12›?",
+        "T2: A1 needs alice or role:operator's consent, "
+        "asked because restaurant started this turn, not you: book ‹12›?",
     ),
     (TurnEndBody(Ending.DONE), "T2 done"),
     (TurnEndBody(Ending.FAILED, "no answer from the model"), "T2 failed: no answer from the model"),

@@ -374,7 +374,7 @@ def keep(session: str, position: Position) -> Body[int]:
 
 
 def _places(values: Sequence[Value]) -> str:
-    return ", ".join("?" * len(values))
+    return ", ".join("?" * len(values)) or "null"  # an empty list is no SQL everywhere, and nothing is in it
 
 
 _STANDING = ", ".join(STANDING_COLUMNS)

@@ -1,0 +1,93 @@
+"""Does a call cost the same however long a session's past is? SQLite says by which index it would look."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from sayso.core.consent import ConsentState
+from sayso.core.errors import SaysoError
+from sayso.core.operation import OperationState, Ref
+from sayso.core.session import Position, Token
+from sayso.storage import migrate, statements, statements_door
+from sayso.storage.statements import Body, Sql
+from tests.conformance.given import ALICE, Clock, hook
+
+OURS = Token("s1", 0, "")
+
+CALLS: dict[str, tuple[Callable[[], Body[Any]], set[str]]] = {
+    "claim": (lambda: statements.claim("n1", ["0"]), {"session_ready"}),
+    "release": (lambda: statements.release(OURS, 1), {"PRIMARY KEY (id=?)"}),
+    "a page of rows": (
+        lambda: statements.rows("s1", 5, None, 10),
+        {"sqlite_autoindex_journal_1 (session=? AND seq>? AND seq<?)"},
+    ),
+    "the last rows": (lambda: statements.last_rows("s1", 5, None), {"sqlite_autoindex_journal_1"}),
+    "keep": (lambda: statements.keep("s1", Position(7, 7)), {"sqlite_autoindex_journal_1 (session=? AND seq<?)"}),
+    "questions that are open or due": (
+        lambda: statements.standings("s1", (ConsentState.OPEN,), True),
+        {"consent_in_state (session=? AND state=?)", "consent_due (session=?)"},
+    ),
+    "unsettled operations": (
+        lambda: statements.operations("s1", (OperationState.SENT,)),
+        {"operation_in_state (session=? AND state=?)"},
+    ),
+    "refs": (
+        lambda: statements.refs("restaurant", [Ref("restaurant", "reservation", "R1")]),
+        {"ref_to_session (source=? AND kind=? AND value=?)"},
+    ),
+    "the queue": (lambda: statements_door.inbox("s1", 5, 10), {"inbox_queued (session=? AND n>?)"}),
+    "put": (
+        lambda: statements_door.put(hook("evt_1", id_signed=False), inbox_max=1, door_notes_max=9),
+        {"seen_content (source=? AND digest=?)", "PRIMARY KEY (id=?)"},
+    ),
+    "put into a long inbox": (
+        lambda: statements_door.put(hook("evt_1"), inbox_max=0, door_notes_max=9),
+        {"inbox_queued (session=? AND n>?)"},
+    ),
+    "fire": (lambda: statements_door.fire(), {"timer_due (next_at_ms<?)", "timer_due (next_at_ms>?)"}),
+    "forget": (lambda: statements_door.forget(10), {"seen_until (until_ms<?)"}),
+}
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    """An empty database with the schema of this release, and one session."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for migration in migrate.released():
+            for text in migration.statements("sqlite"):
+                connection.execute(text)
+        plan(connection, statements.create_session("s1", ALICE, ""))
+        yield connection
+
+
+def plan(connection: sqlite3.Connection, body: Body[Any]) -> list[str]:
+    """Run a body, and return how SQLite would look for what each of its statements names."""
+    steps: list[str] = []
+    answer: Any = None
+    try:
+        while True:
+            asked = body.send(answer)
+            if isinstance(asked, Sql):
+                steps += [step for *_, step in connection.execute(f"explain query plan {asked.text}", asked.params)]
+                answer = connection.execute(asked.text, asked.params).fetchall()
+            else:
+                answer = Clock().now_ms
+    except (StopIteration, SaysoError):
+        return steps
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_looks_by_index(connection: sqlite3.Connection, name: str) -> None:
+    body, indexes = CALLS[name]
+
+    steps = plan(connection, body())
+
+    for index in indexes:
+        assert any(index in step for step in steps), steps
+    whole = [step for step in steps if step.startswith("SCAN") and "INDEX" not in step and step != "SCAN waiting"]
+    assert whole == [], "a table is read from end to end"
