@@ -75,7 +75,7 @@ class App:
         persona = Persona(agent.name, agent.instructions, _model(agent.model), FunctionTools(agent.tools))
         feeds = Feeds()
         self.worker = Worker(Around(store, clock, persona, limits, rules), feeds, node=ids.node())
-        self.commands = Commands(store, feeds, self.worker, clock, ids, limits)
+        self.commands = Commands(store, feeds, self.worker, ids, limits, rules=rules)
         self.admission = Admission(_sources(agent, environ), store, self.worker, ids)
         self.identity = Identity(store, ids)
         self.feeds = feeds

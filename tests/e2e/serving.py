@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx2
 
-from sayso.adapters.system import SystemClock, SystemIds
+from sayso.adapters.system import SystemIds
 from sayso.core.consent import AskedStep, Consent, Question, Shown, Step, steps_digest
 from sayso.core.contract import Role
 from sayso.core.labels import RUNTIME, Part
@@ -261,7 +261,7 @@ async def serving(
 ) -> AsyncIterator[Served]:
     """Serve a store until the block ends, then stop as a signal would; `more` are other sources."""
     ids, feeds, hints = SystemIds(), Feeds(), Hints()
-    commands = Commands(store, feeds, hints, SystemClock(), ids, LIMITS)
+    commands = Commands(store, feeds, hints, ids, LIMITS)
     identity = Identity(store, ids)
     admission = Admission({**sources(), **(more or {})}, store, hints, ids)
     app = create_app(commands=commands, admission=admission, identity=identity, store=store, ping_s=ping_s)

@@ -11,9 +11,8 @@ import httpx2
 import pytest
 
 from sayso.assembly import create_token, read_log
-from sayso.demo.http_stage import HttpStage
+from sayso.demo.http_stage import HttpStage, demo_environ
 from sayso.demo.scenarios import offer
-from sayso.demo.stage import RESTAURANT_SECRET
 from sayso.testing.server_process import ServerProcess
 from sayso.testing.world_server import WorldClient, start_world
 
@@ -49,7 +48,7 @@ async def town(tmp_path: Path) -> AsyncIterator[Town]:
     database = tmp_path / "sayso.db"
     tokens = {who: await create_token(str(database), f"user:{who}", label="test", days=1) for who in ("alice", "bob")}
     with start_world() as world_url:
-        environ = {"RESTAURANT_SECRET": RESTAURANT_SECRET, "DEMO_WORLD_URL": world_url}
+        environ = demo_environ(world_url)
         server = ServerProcess("sayso.demo.concierge:agent", database=database, environ=environ)
         with server:
             async with WorldClient(world_url) as world:
@@ -72,7 +71,7 @@ async def test_a_question_outlives_the_process_that_asked_it(town: Town) -> None
 
     async with town.stage() as stage:
         assert await stage.questions() == [question]
-        assert await stage.answer("alice", question, yes=True) == 200
+        assert await stage.answer("alice", question, yes=True) == [200]
         books = await stage.books()
     assert books["tables"] == {"R2": {"day": "Friday", "time": "20:30", "party": 4}}
     assert len(books["texts"]) == 2
@@ -156,7 +155,7 @@ async def test_a_second_server_on_the_same_file_is_refused_in_one_line(town: Tow
     second = ServerProcess(
         "sayso.demo.concierge:agent",
         database=town.database,
-        environ={"RESTAURANT_SECRET": RESTAURANT_SECRET, "DEMO_WORLD_URL": "http://127.0.0.1:1"},
+        environ=demo_environ("http://127.0.0.1:1"),
     )
     with pytest.raises(Exception, match="is in use by another sayso process"):
         second.start()

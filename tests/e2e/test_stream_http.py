@@ -438,7 +438,7 @@ class Nobody:
 async def main():
     clock, ids = SystemClock(), SystemIds()
     store = MemoryStore(clock=clock.now_ms)
-    commands, identity = Commands(store, Feeds(), Nobody(), clock, ids, Limits()), Identity(store, ids)
+    commands, identity = Commands(store, Feeds(), Nobody(), ids, Limits()), Identity(store, ids)
     app = create_app(commands=commands, admission=Admission({}, store, Nobody(), ids), identity=identity, store=store)
     server = Server(app, port=0)
     serving = asyncio.create_task(server.serve())

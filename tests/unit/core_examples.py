@@ -243,7 +243,7 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
 json_values: SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
+    max_leaves=3,
 )
 json_objects: SearchStrategy[dict[str, Any]] = st.dictionaries(st.text(max_size=6), json_values, max_size=3)
 

@@ -629,7 +629,7 @@ class Play:
     data: st.DataObject
     #: how often the process dies between two things
     crashes: int = 0
-    turn: Turn = field(default_factory=lambda: ordinary(steps_left=3))
+    turn: Turn = field(default_factory=lambda: ordinary(steps_left=2))
     rows: list[Row] = field(default_factory=list)
     #: the turn as it was after each row
     live: list[Turn] = field(default_factory=list)
@@ -793,7 +793,7 @@ KINDS: tuple[Callable[[str], Called], ...] = (
 def begun(data: st.DataObject, *, crashes: int) -> Play:
     """A turn of the restaurant's at its first boundary."""
     play = Play(data, crashes)
-    play.record(TurnStartBody(origin(RESTAURANT), 3))
+    play.record(TurnStartBody(origin(RESTAURANT), 2))
     return play
 
 

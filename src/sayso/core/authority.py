@@ -68,6 +68,11 @@ def may_approve(principal: Principal, approvers: tuple[str, ...]) -> bool:
     return principal.kind in (PrincipalKind.USER, PrincipalKind.OPERATOR) and str(principal) in approvers
 
 
+def may_see(principal: Principal, owner: Principal) -> bool:
+    """Return whether `principal` may see and write to a session of `owner`: hers, or any for an operator."""
+    return principal == owner or principal.kind is PrincipalKind.OPERATOR
+
+
 def decide(
     action: Action,
     contract: Contract,

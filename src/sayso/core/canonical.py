@@ -1,7 +1,8 @@
 """One JSON text for one value, so that equal arguments have equal digests.
 
-In the manner of RFC 8785: sorted keys, no white space, UTF-8. It differs in one point: integers
-keep all their digits, because an amount above 2**53 must not be approved as its neighbour.
+In the manner of RFC 8785: sorted keys, no white space, UTF-8. It differs where Python does: integers keep all
+their digits (an amount above 2**53 must not be approved as its neighbour), 1.0 is not 1, and keys sort by code
+point. Only we compute these digests and only we compare them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from sayso.core.labels import Integrity, Part
 from sayso.core.operation import Ref
 from sayso.core.origin import Origin, Principal
 from sayso.core.session import Position
-from sayso.core.text import plain, quoted
+from sayso.core.text import CLOSE, OPEN, plain, quoted
 
 #: characters of one value that a question shows before it says how many are left out
 VALUE_CHARS_MAX = 200
@@ -204,7 +204,7 @@ def _asked(step: Step, contract: Contract, parts: tuple[Part, ...], replaced: Ma
     for name, value in step.arguments.items():
         source, outside = found_in(value, parts)
         before = old.arguments.get(name) if old else None
-        was = show_value(before) if before is not None and before != value else None
+        was = show_value(before) if before is not None and canonical(before) != canonical(value) else None
         shown.append(Shown(name, show_value(value), contract.roles.get(name, Role.CONTENT), source, outside, was))
     return AskedStep(sentence(contract, step.arguments), tuple(shown))
 
@@ -217,6 +217,7 @@ def question(
     origin: Origin,
     parts: tuple[Part, ...],
     replaced: Mapping[str, Replaced],
+    approvers: tuple[str, ...] = (),
 ) -> Question:
     """Return the question about `steps`, in the runtime's words (B6).
 
@@ -225,9 +226,12 @@ def question(
     """
     asked = tuple(_asked(step, contracts[step.tool], parts, replaced) for step in steps)
     starter = plain(origin.principal.id, chars_max=60)
-    because = "you started this turn, and it always asks" if origin.is_user else f"{starter} started this turn, not you"
+    if str(origin.principal) in approvers:
+        because = "you started this turn, and it always asks"
+    else:
+        because = f"{starter} started this turn, not you"
     changed = [
-        f"{shown.name} was {quoted(shown.was, chars_max=VALUE_CHARS_MAX + 40)}"
+        f"{plain(shown.name, chars_max=60)} was {OPEN}{shown.was}{CLOSE}"
         for step in asked
         for shown in step.arguments
         if shown.was is not None

@@ -33,7 +33,7 @@ from sayso.core.rows import (
     TurnStartBody,
     TurnStepsBody,
 )
-from sayso.core.text import block
+from sayso.core.text import attribute, block
 
 
 class MessageRole(StrEnum):
@@ -76,8 +76,8 @@ def labelled(part: Part, *, key: str) -> str:
     """Return `part` as labelled data. `key` is the row's secret commit key: the tag made from it can't be
     guessed by whoever wrote the text, and is the same each time the row is shown."""
     tag = "data-" + hashlib.sha256(key.encode()).hexdigest()[:16]
-    verified = f' verified="{block(part.verified)}"' if part.verified else ' verified="no"'
-    head = f'<{tag} source="{block(part.source)}"{verified} integrity="{part.label.integrity}">'
+    verified = f' verified="{attribute(part.verified)}"' if part.verified else ' verified="no"'
+    head = f'<{tag} source="{attribute(part.source)}"{verified} integrity="{part.label.integrity}">'
     return f"{head}\n{block(part.text)}\n</{tag}>"
 
 
@@ -113,6 +113,8 @@ class Context:
 
     def _place(self, message: Message) -> None:
         if message.role is MessageRole.RESULT:
+            if message.call not in self._open:
+                return  # its call is before the window: no provider takes a result alone
             self.messages.append(message)
             self._open.discard(message.call)
             if not self._open:
@@ -126,13 +128,16 @@ class Context:
         self.label = self.label.join(message.label)
 
     def _cut(self) -> None:
-        """Drop the oldest messages once there are a tenth too many, up to a message that begins something."""
+        """Drop the oldest messages once there are a tenth too many, up to one that begins something. A turn that
+        is longer than the window stays whole."""
         if len(self.messages) <= self.messages_max * 11 // 10 or self._open:
             return
-        while len(self.messages) > self.messages_max or (
-            self.messages and self.messages[0].role in (MessageRole.RESULT, MessageRole.ASSISTANT)
-        ):
+        over = len(self.messages) - self.messages_max
+        begins = (MessageRole.USER, MessageRole.DATA)
+        cut = next((i for i, m in enumerate(self.messages) if i >= over and m.role in begins), 0)
+        for _ in range(cut):
             self.messages.popleft()
+        self.label = join(message.label for message in self.messages)
 
     def _messages(self, row: Row) -> list[Message]:
         match row.body:
@@ -156,7 +161,8 @@ class Context:
             case TurnEndBody(ending=ending, reason=reason) if reason:
                 return [self._told(row, f"{row.turn} ended: {ending}; {reason}.")]
             case ConsentDeclinedBody(consent=consent, parts=parts) as body:
-                said = [self._person(row, part) for part in parts]
+                hers = body.by.startswith(f"{PrincipalKind.USER}:")
+                said = [self._person(row, part) if hers else self._data(row, part) for part in parts]
                 return [self._told(row, f"{body.by} said no to {consent}. Nothing of it was run."), *said]
             case ConsentExpiredBody(consent=consent):
                 return [self._told(row, f"{consent} expired unanswered. Nothing of it was run.")]

@@ -127,7 +127,8 @@ class Contract:
 
     @property
     def version(self) -> str:
-        """A digest of the whole declaration; a question asked under another one is void (R11)."""
+        """A digest of what the tool does and how it is asked about; not of its time limits. A question asked
+        under another one is void (R11)."""
         return digest(
             {
                 "tool": self.tool,
@@ -138,5 +139,6 @@ class Contract:
                 "say": self.say,
                 "approver": self.approver,
                 "parallel_safe": self.parallel_safe,
+                "returns": self.returns,
             }
         )

@@ -81,7 +81,7 @@ class Input:
                 return Lane.CONTROL
 
 
-_BARE = re.compile(r"\s*(yes|no)\s*[.!]?\s*", re.IGNORECASE)
+_BARE = re.compile(r"\s*(yes|no)\s*[.!]?\s*", re.IGNORECASE | re.ASCII)
 
 
 def bare_answer(text: str) -> bool | None:

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sayso.core.text import is_hidden
+
 _ID = re.compile(r"[^\s:@][^\s:]{0,199}")
 
 
@@ -31,8 +33,8 @@ class Principal:
     id: str
 
     def __post_init__(self) -> None:
-        if not _ID.fullmatch(self.id):
-            raise ValueError(f"{self.id!r} can't be a principal's id: 1 to 200 characters, no blank, no colon")
+        if not _ID.fullmatch(self.id) or any(map(is_hidden, self.id)):
+            raise ValueError(f"{self.id!r} can't be a principal's id: 1 to 200 visible characters, no blank, no colon")
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.id}"

@@ -45,11 +45,12 @@ def words(parts: tuple[Part, ...]) -> str:
     return quoted("\n".join(part.text for part in parts), chars_max=WORDS_CHARS_MAX)
 
 
+def _value(value: object) -> str:
+    return quoted(value, chars_max=60) if isinstance(value, str) else plain(canonical(value), chars_max=60)
+
+
 def _call(called: Called) -> str:
-    arguments = ", ".join(
-        f"{name}={plain(value if isinstance(value, str) else canonical(value), chars_max=60)}"
-        for name, value in called.arguments.items()
-    )
+    arguments = ", ".join(f"{plain(name, chars_max=60)}={_value(value)}" for name, value in called.arguments.items())
     return f"{plain(called.tool, chars_max=60)}({arguments})"
 
 

@@ -14,10 +14,29 @@ OPEN, CLOSE = "\u2039", "\u203a"
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _SHOWN = {"\n": "⏎", "\t": "⇥", OPEN: "<", CLOSE: ">"}
-#: invisible or reordering although Unicode calls some of them letters or marks
-_HIDDEN = frozenset("\u115f\u1160\u3164\uffa0\u2800\u034f\u180b\u180c\u180d\u180f") | frozenset(
-    map(chr, range(0xFE00, 0xFE10))
+#: what Unicode says to ignore in display (Default_Ignorable_Code_Point of its 15.0 data), though it calls
+#: some of it letters or marks; a known way to hide words. And the blank braille cell, which is no blank.
+_IGNORABLE = (
+    (0x00AD, 0x00AD),
+    (0x034F, 0x034F),
+    (0x061C, 0x061C),
+    (0x115F, 0x1160),
+    (0x17B4, 0x17B5),
+    (0x180B, 0x180F),
+    (0x200B, 0x200F),
+    (0x202A, 0x202E),
+    (0x2060, 0x206F),
+    (0x2800, 0x2800),
+    (0x3164, 0x3164),
+    (0xFE00, 0xFE0F),
+    (0xFEFF, 0xFEFF),
+    (0xFFA0, 0xFFA0),
+    (0xFFF0, 0xFFF8),
+    (0x1BCA0, 0x1BCA3),
+    (0x1D173, 0x1D17A),
+    (0xE0000, 0xE0FFF),
 )
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def scrub(text: str) -> str:
@@ -38,7 +57,9 @@ def scrub_json(value: object) -> object:
 
 def is_hidden(char: str) -> bool:
     """Return whether a reader could not see `char`, or it would reorder what she sees."""
-    return char in _HIDDEN or unicodedata.category(char) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    if char.isascii():
+        return not char.isprintable()
+    return unicodedata.category(char) in _UNSEEN or any(first <= ord(char) <= last for first, last in _IGNORABLE)
 
 
 def plain(text: str, *, chars_max: int) -> str:
@@ -78,3 +99,8 @@ def block(text: str) -> str:
         else:
             out.append(char)
     return "".join(out)
+
+
+def attribute(text: str) -> str:
+    """Return `text` for the header of a labelled part: as `block`, on one line, and it can't end its quotes."""
+    return block(plain(text, chars_max=200)).replace('"', "&quot;")

@@ -290,26 +290,28 @@ def advance(turn: Turn, event: Event) -> tuple[Turn, tuple[Due, ...]]:
 
 def _after(turn: Turn, event: Event) -> Turn:
     match turn.phase, event:
-        case Phase.BOUNDARY, Proceed() if turn.steps_of is None:
+        case Phase.BOUNDARY, Proceed() if turn.steps_of is None and turn.steps_left > 0:
             return replace(turn, phase=Phase.THINKING)
-        case Phase.BOUNDARY | Phase.THINKING, Replied(calls) if turn.steps_of is None:
+        case Phase.BOUNDARY | Phase.THINKING, Replied(calls) if turn.steps_of is None and not turn.failure:
             return _replied(turn, calls)
         case Phase.THINKING, ModelFailed(reason):
             return replace(turn, failure=reason)
         case Phase.BOUNDARY, StepsFixed(calls) if turn.steps_of is not None:
             return replace(turn, phase=Phase.ACTING, plan=_in_order(calls))
-        case Phase.ACTING, Intended(call):
+        case Phase.ACTING, Intended(call) if _runs(turn, call) and not turn.find(call).called.keyed:
             return _moved(turn, call, CallState.INTENDED, CallState.PLANNED)
-        case Phase.ACTING, Sent(call):
+        case Phase.ACTING, Sent(call) if _runs(turn, call):
             before = (CallState.PLANNED, CallState.INTENDED, CallState.SENT, CallState.UNKNOWN)
             return _moved(turn, call, CallState.SENT, *before, attempt=True)
+        case Phase.ACTING, Begun(call) if _runs(turn, call):
+            return _moved(turn, call, CallState.SENT, CallState.UNKNOWN)
         case Phase.ACTING, Begun(call):
-            return _moved(turn, call, CallState.SENT, CallState.PLANNED, CallState.UNKNOWN)
+            return _moved(turn, call, CallState.SENT, CallState.PLANNED)
         case Phase.ACTING, GaveUp(call):
             return _moved(turn, call, CallState.UNKNOWN, CallState.SENT, CallState.UNKNOWN)
         case Phase.ACTING, Settled(call, outcome):
             return _settled(turn, call, outcome)
-        case Phase.ACTING, Asked(consent) if turn.asked is None:
+        case Phase.ACTING, Asked(consent) if any(isinstance(item, Ask) for item in due(turn)):
             return replace(turn, asked=consent)
         case Phase.BOUNDARY | Phase.THINKING | Phase.ACTING, Ended(ending):
             return replace(turn, phase=Phase.ENDED, ending=ending)
@@ -365,6 +367,12 @@ def _arranged(calls: tuple[Called, ...]) -> tuple[Planned, ...]:
     return tuple(planned)
 
 
+def _runs(turn: Turn, call: str) -> bool:
+    """Whether the call does something to the world, and is to be run in this turn."""
+    planned = turn.find(call)
+    return planned.called.is_operation and planned.group != FIXED
+
+
 def _moved(turn: Turn, call: str, to: CallState, *before: CallState, attempt: bool = False) -> Turn:
     planned = turn.find(call)
     if planned.state not in before:
@@ -382,6 +390,9 @@ def _settled(turn: Turn, call: str, outcome: Outcome) -> Turn:
     planned = turn.find(call)
     if planned.state is CallState.SETTLED:
         raise OutOfOrder(f"{turn.id}: {call} has its result already")
+    ran = outcome in (Outcome.OK, Outcome.FAILED, Outcome.UNKNOWN)
+    if ran and planned.called.is_operation and planned.state not in (CallState.SENT, CallState.UNKNOWN):
+        raise OutOfOrder(f"{turn.id}: {call} was never sent, so it can't be {outcome}")
     after = _with(turn, replace(planned, state=CallState.SETTLED, outcome=outcome))
     done = all(p.state is CallState.SETTLED for p in after.plan)
     if done and after.asked is None and after.steps_of is None:
@@ -423,36 +434,36 @@ def _due_of_plan(turn: Turn) -> tuple[Due, ...]:
         return tuple(Close(p.called, Outcome.REFUSED, turn.refused) for p in open_calls)
     if turn.asked is not None:
         return tuple(Close(p.called, Outcome.WAITING, f"waiting for {turn.asked}") for p in open_calls)
+    stopped = _stopped(turn.plan)
+    if stopped:
+        return tuple(Close(p.called, Outcome.NOT_STARTED, "a step before it did not succeed") for p in stopped)
     running = [p for p in open_calls if p.group != FIXED]
     if not running:
-        return _ask_or_close(turn, open_calls)
+        return _ask(open_calls)
     now = min(p.group for p in running)
-    if _stopped_before(turn, now):
-        return _not_started(open_calls)
     return tuple(item for p in running if p.group == now for item in _due_of_call(p))
 
 
-def _stopped_before(turn: Turn, group: int) -> bool:
-    """Whether a call of an earlier group did not succeed, so that nothing after it starts (K15)."""
-    earlier = (p for p in turn.plan if p.group != FIXED and p.group < group)
-    return any(p.outcome is not Outcome.OK for p in earlier)
+def _stopped(plan: tuple[Planned, ...]) -> list[Planned]:
+    """Return the calls that don't start, because one before them did not succeed (K15). Those that go out
+    beside it are none of them."""
+    for place, failed in enumerate(plan):
+        if failed.state is CallState.SETTLED and failed.outcome is not Outcome.OK:
+            beside = failed.group if failed.group != FIXED else None
+            return [
+                p for p in plan[place + 1 :] if p.state in (CallState.PLANNED, CallState.INTENDED) and p.group != beside
+            ]
+    return []
 
 
-def _not_started(calls: list[Planned]) -> tuple[Due, ...]:
-    why = "a step before it did not succeed"
-    return tuple(Close(p.called, Outcome.NOT_STARTED, why) for p in calls)
-
-
-def _ask_or_close(turn: Turn, fixed: list[Planned]) -> tuple[Due, ...]:
-    """Everything that could run has run: ask about the rest, unless a step before it failed."""
-    first = turn.plan.index(fixed[0])
-    if any(p.outcome is not Outcome.OK for p in turn.plan[:first]):
-        return _not_started(fixed)
+def _ask(fixed: list[Planned]) -> tuple[Due, ...]:
+    """Everything that could run has run: ask about the rest. What waits for other people than the first
+    guarded step is not fixed beside it, and so nothing after it is either."""
     guarded = next(p for p in fixed if p.called.verdict is Verdict.ASK)
-    others = [p for p in fixed if p.called.verdict is Verdict.ASK and p.called.approvers != guarded.called.approvers]
-    if others:
-        why = "it waits for other people than the steps before it; call it again on its own"
-        return tuple(Close(p.called, Outcome.NOT_STARTED, why) for p in others)
+    for other in fixed:
+        if other.called.verdict is Verdict.ASK and other.called.approvers != guarded.called.approvers:
+            why = "it waits for other people than the steps before it; call it again on its own"
+            return (Close(other.called, Outcome.NOT_STARTED, why),)
     return (Ask(tuple(p.called for p in fixed)),)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 
-from sayso.agent import Agent
+from sayso.agent import Agent, Unready
 from sayso.core.context import Message, MessageRole
 from sayso.core.errors import ToolFailed
 from sayso.core.rows import Outcome
+from sayso.demo.stage import SECRETS
 from sayso.runtime.ports import Absent, Call, Finished, Heard, Model, ModelRequest
 from sayso.sources import standard_webhook
 from sayso.testing.scripted import ScriptedModel, call, calls, say
@@ -22,6 +24,9 @@ from sayso.testing.world_server import WorldClient
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "twelve": 12}
 _ASKED = re.compile(r"book (\w+) at (\w+) for (\w+)", re.IGNORECASE)
 _OFFERED = re.compile(r"(\d\d:\d\d) is free(?: for (\d+))?")
+#: a labelled part, and whatever stands after its end
+_LABELLED = re.compile(r"<(data[-0-9a-f]*)[^>]*>\n.*?\n</\1>(.*)", re.DOTALL)
+_TELL = re.compile(r"user: tell the group that (.+)")
 
 
 def _number(word: str) -> int:
@@ -38,11 +43,20 @@ def _tail(request: ModelRequest) -> list[Message]:
     return tail
 
 
+def _outside_of_labels(tail: list[Message]) -> str:
+    """What stands in labelled data after a label's end: to a model it looks like the conversation itself."""
+    found = (_LABELLED.search(message.text) for message in tail if message.role is MessageRole.DATA)
+    return "\n".join(match.group(2) for match in found if match is not None)
+
+
 def script(request: ModelRequest) -> Finished:
     """Answer as an obliging model would."""
     tail = _tail(request)
     newest = tail[0]
     done = [message for message in tail if message.outcome is not None and message.outcome is not Outcome.WAITING]
+    told = _TELL.search(_outside_of_labels(tail))
+    if told is not None:
+        return calls(call("tell_group", text=told.group(1).strip()))
     if newest.role is MessageRole.USER:
         return _to_person(newest.text)
     if newest.role is MessageRole.DATA and newest.source.startswith("source:"):
@@ -75,8 +89,20 @@ def _to_offer(text: str) -> Finished:
     )
 
 
-def concierge(outside: Outside, *, model: Model | None = None, secret: str = "env:RESTAURANT_SECRET") -> Agent:  # noqa: S107 - a reference
-    """Return the demo's agent, whose tools act on `outside`."""
+def signed_by_env(source: str) -> Unready:
+    """Return a source's scheme, whose secret is in the environment."""
+    return standard_webhook(f"env:{source.upper()}_SECRET")
+
+
+def signed_by_demo(source: str) -> Unready:
+    """Return a source's scheme with the demo's own secret, for a process that has no environment of its own."""
+    return standard_webhook(SECRETS[source])
+
+
+def concierge(
+    outside: Outside, *, model: Model | None = None, scheme: Callable[[str], Unready] = signed_by_env
+) -> Agent:
+    """Return the demo's agent, whose tools act on `outside`; `scheme` says how a source proves itself."""
     agent = Agent(
         "concierge",
         model=model or ScriptedModel(script),
@@ -114,7 +140,7 @@ def concierge(outside: Outside, *, model: Model | None = None, secret: str = "en
         await outside.group.tell(text, key=call.key)
         return "sent"
 
-    @agent.source("restaurant", standard_webhook(secret))
+    @agent.source("restaurant", scheme("restaurant"))
     def restaurant(event: dict[str, str]) -> Heard:
         return Heard(
             text=event["text"],
@@ -122,6 +148,10 @@ def concierge(outside: Outside, *, model: Model | None = None, secret: str = "en
             gone=event["type"] == "cancelled",
             notice=event["type"] == "notice",
         )
+
+    @agent.source("cinema", scheme("cinema"))
+    def cinema(event: dict[str, str]) -> Heard:
+        return Heard(text=event["text"], notice=event["type"] == "notice")
 
     return agent
 

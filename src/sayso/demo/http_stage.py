@@ -19,13 +19,19 @@ from typing import Any
 import httpx2
 
 from sayso.assembly import create_token, read_log
-from sayso.demo.stage import RESTAURANT_SECRET, Open
+from sayso.demo.stage import SECRETS, Open
 from sayso.sources import sign
 from sayso.testing.server_process import ServerProcess
 from sayso.testing.world_server import WorldClient, start_world
 
 #: how long the demo waits for anything, seconds
 PATIENCE_S = 30.0
+
+
+def demo_environ(world_url: str) -> dict[str, str]:
+    """Return the environment that `sayso.demo.concierge:agent` needs."""
+    secrets = {f"{source.upper()}_SECRET": secret for source, secret in SECRETS.items()}
+    return {**secrets, "DEMO_WORLD_URL": world_url}
 
 
 class DemoBroken(RuntimeError):
@@ -56,24 +62,33 @@ class HttpStage:
             asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
         await interrupted.wait()
 
-    async def say(self, who: str, text: str) -> None:
-        await self.post(who, text)
+    async def say(self, who: str, text: str, *, seen: bool = True) -> None:
+        await self.post(who, text, seen=seen)
         await self.rest()
 
-    async def post(self, who: str, text: str) -> None:
+    async def post(self, who: str, text: str, *, seen: bool = True) -> None:
         """A person writes, and does not wait."""
-        body = {"text": text, "as_of": self._position}
+        body = {"text": text, "as_of": self._position if seen else None}
         answer = await self._http.post(f"/v1/sessions/{self.session}/inputs", json=body, headers=self._as(who))
         answer.raise_for_status()
 
     async def hook(
-        self, event: Mapping[str, Any], *, id: str, secret: str = RESTAURANT_SECRET, changed: bytes | None = None
+        self,
+        event: Mapping[str, Any],
+        *,
+        id: str,
+        source: str = "restaurant",
+        secret: str | None = None,
+        changed: Mapping[str, Any] | None = None,
+        signed_minutes_ago: int = 0,
     ) -> int:
         body = json.dumps(event).encode()
         if event["type"] == "cancelled" and event["reservation"] in (await self.books())["tables"]:
             await self._world.restaurant.take_away(event["reservation"])
-        headers = sign(secret, webhook_id=id, timestamp_s=int(time.time()), body=body)
-        answer = await self._http.post("/v1/hooks/restaurant", content=changed or body, headers=headers)
+        signed_s = int(time.time()) - signed_minutes_ago * 60
+        headers = sign(secret or SECRETS[source], webhook_id=id, timestamp_s=signed_s, body=body)
+        arrives = body if changed is None else json.dumps(changed).encode()
+        answer = await self._http.post(f"/v1/hooks/{source}", content=arrives, headers=headers)
         await self.rest()
         return answer.status_code
 
@@ -81,11 +96,11 @@ class HttpStage:
         found = await self._get("/consents?open=true")
         return [Open(one["id"], one["digest"], one["text"]) for one in found["consents"]]
 
-    async def answer(self, who: str, question: Open, *, yes: bool, reason: str = "") -> int:
-        status = await self.post_answer(who, question, yes=yes, reason=reason)
-        if status < 400:
-            await self.rest()
-        return status
+    async def answer(self, who: str, question: Open, *, yes: bool, reason: str = "", times: int = 1) -> list[int]:
+        given = (self.post_answer(who, question, yes=yes, reason=reason) for _ in range(times))
+        statuses = list(await asyncio.gather(*given))
+        await self.rest()
+        return statuses
 
     async def post_answer(self, who: str, question: Open, *, yes: bool, reason: str = "") -> int:
         """A person answers, and does not wait for what it starts."""
@@ -97,6 +112,12 @@ class HttpStage:
 
     async def minutes(self, count: int) -> None:
         """Time is real here, and nobody wants to wait: nothing happens."""
+
+    async def full(self, day: str, time: str) -> None:
+        await self._world.restaurant.full(day, time)
+
+    async def store_fails_once(self) -> None:
+        raise DemoBroken("a real store can't be told to fail; play this one in process")
 
     async def books(self) -> Mapping[str, Any]:
         return await self._world.books()
@@ -138,7 +159,7 @@ async def http_stage(show: Callable[[str], object], *, port: int = 0) -> AsyncIt
         tokens = {
             who: await create_token(str(database), f"user:{who}", label="demo", days=1) for who in ("alice", "bob")
         }
-        environ = {"RESTAURANT_SECRET": RESTAURANT_SECRET, "DEMO_WORLD_URL": world_url}
+        environ = demo_environ(world_url)
         server = ServerProcess("sayso.demo.concierge:agent", database=database, environ=environ, port=port)
         await asyncio.to_thread(server.start)
         show(f"serving sayso.demo.concierge:agent on {server.url}, the outside on {world_url}")

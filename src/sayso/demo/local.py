@@ -12,23 +12,25 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+from sayso.agent import Unready
 from sayso.assembly import App
-from sayso.core.errors import AnswerRefused, NotFound
+from sayso.core.errors import AnswerRefused, NotFound, StoreUnavailable
 from sayso.core.inputs import Answer
 from sayso.core.origin import Principal
-from sayso.demo.concierge import concierge, script
-from sayso.demo.stage import RESTAURANT_SECRET, Open
+from sayso.demo.concierge import concierge, script, signed_by_demo
+from sayso.demo.stage import SECRETS, Open
 from sayso.journal.follow import Feeds, Listener
 from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.runtime.numbered import Beside, Line, numbered
-from sayso.runtime.ports import RawRequest
-from sayso.runtime.rules import RULES, Rules
+from sayso.runtime.ports import RawRequest, Scheme
 from sayso.sources import sign
 from sayso.storage.memory import MemoryStore
 from sayso.storage.store import Store
+from sayso.testing.ablations import NONE, Ablation
 from sayso.testing.clock import CountingIds, VirtualClock
 from sayso.testing.scripted import Asked, ScriptedModel
+from sayso.testing.stores import FailingStore
 from sayso.testing.world import World
 
 #: where the demo's clock begins: a multiple of an hour, so that minutes read as a clock
@@ -39,43 +41,74 @@ MINUTE_MS = 60_000
 class LocalStage:
     """See `Stage`. The session belongs to Alice."""
 
-    def __init__(self, app: App, clock: VirtualClock, world: World, model: ScriptedModel, done: Done) -> None:
+    def __init__(
+        self,
+        app: App,
+        clock: VirtualClock,
+        world: World,
+        model: ScriptedModel,
+        done: Done,
+        failing: FailingStore,
+    ) -> None:
         self.app, self.session = app, done.session
-        self._clock, self._world, self._model, self._done = clock, world, model, done
+        self._clock, self._world, self._model, self._done, self._failing = clock, world, model, done, failing
 
-    async def say(self, who: str, text: str) -> None:
-        caller = _caller(who)
-        seen = (await self.app.commands.history(_caller("alice"), self.session)).position
-        await self.app.commands.post(caller, self.session, text, as_of=seen)
+    async def say(self, who: str, text: str, *, seen: bool = True) -> None:
+        position = (await self.app.commands.history(_caller("alice"), self.session)).position if seen else None
+        await self.app.commands.post(_caller(who), self.session, text, as_of=position)
         await self.rest()
 
     async def hook(
-        self, event: Mapping[str, Any], *, id: str, secret: str = RESTAURANT_SECRET, changed: bytes | None = None
+        self,
+        event: Mapping[str, Any],
+        *,
+        id: str,
+        source: str = "restaurant",
+        secret: str | None = None,
+        changed: Mapping[str, Any] | None = None,
+        signed_minutes_ago: int = 0,
     ) -> int:
         body = json.dumps(event).encode()
         if event["type"] == "cancelled" and event["reservation"] in self._world.restaurant.tables:
             self._world.restaurant.take_away(event["reservation"])
-        headers = sign(secret, webhook_id=id, timestamp_s=self._clock.now_ms() // 1000, body=body)
+        signed_s = self._clock.now_ms() // 1000 - signed_minutes_ago * 60
+        headers = sign(secret or SECRETS[source], webhook_id=id, timestamp_s=signed_s, body=body)
         pairs = tuple((name.encode(), value.encode()) for name, value in headers.items())
-        request = RawRequest("POST", "/v1/hooks/restaurant", pairs, changed or body)
-        receipt = await self.app.admission.receive("restaurant", request)
-        await self.rest()
+        arrives = body if changed is None else json.dumps(changed).encode()
+        request = RawRequest("POST", f"/v1/hooks/{source}", pairs, arrives)
+        try:
+            receipt = await self.app.admission.receive(source, request)
+        except StoreUnavailable:
+            return 503
+        finally:
+            self.app.worker.hint(self.session)  # carries nothing: whoever hears it looks again
+            await self.rest()
         return receipt.status
 
     async def questions(self) -> list[Open]:
         standings = await self.app.commands.standings(_caller("alice"), self.session, open_only=True)
         return [Open(s.consent.id, s.consent.digest, s.consent.question.text) for s in standings]
 
-    async def answer(self, who: str, question: Open, *, yes: bool, reason: str = "") -> int:
+    async def answer(self, who: str, question: Open, *, yes: bool, reason: str = "", times: int = 1) -> list[int]:
         answer = Answer(question.id, question.digest, yes, reason)
+        statuses = list(await asyncio.gather(*(self._answer(who, answer) for _ in range(times))))
+        await self.rest()
+        return statuses
+
+    async def _answer(self, who: str, answer: Answer) -> int:
         try:
             _, settled = await self.app.commands.answer(_caller(who), self.session, answer)
         except NotFound:
             return 404
         except AnswerRefused:
             return 409
-        await self.rest()
         return 200 if settled is not None else 202
+
+    async def full(self, day: str, time: str) -> None:
+        self._world.restaurant.full(day, time)
+
+    async def store_fails_once(self) -> None:
+        self._failing.fail_once = True
 
     async def minutes(self, count: int) -> None:
         self._clock.advance(count * MINUTE_MS)
@@ -175,17 +208,31 @@ async def in_memory(now_ms: Callable[[], int]) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def local_stage(
-    *, rules: Rules = RULES, limits: Limits | None = None, open_store: OpenStore = in_memory
+    ablation: Ablation = NONE, *, limits: Limits | None = None, open_store: OpenStore = in_memory
 ) -> AsyncIterator[LocalStage]:
-    """Yield a stage on which Alice has a session. `open_store` is given the stage's clock."""
+    """Yield a stage on which Alice has a session, which also hears what the cinema says. `open_store` is given
+    the stage's clock; an ablation puts its broken part in front of the store, the sources or the rules."""
     clock = VirtualClock(START_MS)
     done = Done(clock)
     world = World(lines=done)
     model = ScriptedModel(script, last=1_000)
-    agent = concierge(world, model=model, secret=RESTAURANT_SECRET)
-    async with open_store(clock.now_ms) as store:
-        app = App(agent, store=store, clock=clock, ids=CountingIds(), limits=limits, rules=rules)
+    agent = concierge(world, model=model, scheme=lambda source: _Broken(signed_by_demo(source), ablation))
+    async with open_store(clock.now_ms) as kept:
+        failing = FailingStore(kept)
+        store = ablation.store(failing.store)
+        app = App(agent, store=store, clock=clock, ids=CountingIds(), limits=limits, rules=ablation.rules)
         async with app.running():
             record = await app.commands.open_session(_caller("alice"), title="Friday")
+            await store.bind("cinema", record.id)
             done.watch(app.feeds, record.id)
-            yield LocalStage(app, clock, world, model, done)
+            yield LocalStage(app, clock, world, model, done, failing)
+
+
+class _Broken:
+    """A source's scheme, as the ablation leaves it."""
+
+    def __init__(self, whole: Unready, ablation: Ablation) -> None:
+        self._whole, self._ablation = whole, ablation
+
+    def ready(self, environ: Mapping[str, str], /) -> Scheme:
+        return self._ablation.scheme(self._whole.ready(environ))

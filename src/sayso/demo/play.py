@@ -10,10 +10,9 @@ from sayso.core.errors import Invalid
 from sayso.demo.http_stage import HttpStage, http_stage
 from sayso.demo.local import START_MS, OpenStore, in_memory, local_stage
 from sayso.demo.scenarios import SCENARIOS, Scenario, offer
-from sayso.demo.stage import RESTAURANT_SECRET
+from sayso.demo.stage import SECRETS
 from sayso.runtime.numbered import lay_out
-from sayso.runtime.rules import RULES
-from sayso.testing.ablations import ABLATIONS
+from sayso.testing.ablations import ABLATIONS, NONE
 
 Show = Callable[[str], object]
 
@@ -52,8 +51,7 @@ async def record(
         known = ", ".join(scenario.ablations) or "none"
         raise Invalid(f"{ablate!r} can't be broken in {name}; rules that can: {known}")
     ablation = ABLATIONS[ablate] if ablate is not None else None
-    rules = RULES if ablation is None else ablation.rules
-    async with local_stage(rules=rules, open_store=open_store) as stage:
+    async with local_stage(ablation or NONE, open_store=open_store) as stage:
         await scenario.play(stage)
         lines = lay_out(await stage.lines(), since_ms=START_MS)
         books = await stage.books()
@@ -112,7 +110,7 @@ def _to_type(stage: HttpStage) -> list[str]:
         "In another terminal, once:",
         f"  S={stage.url}/v1/sessions/{stage.session}",
         f"  T='Authorization: Bearer {stage.tokens['alice']}'",
-        f"  export RESTAURANT_SECRET={RESTAURANT_SECRET}",
+        f"  export RESTAURANT_SECRET={SECRETS['restaurant']}",
         "Alice says what she wants:",
         f"  curl -s $S/inputs -H \"$T\" --json '{words}'",
         "the restaurant calls:",

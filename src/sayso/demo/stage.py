@@ -11,8 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-#: the secret that the demo's restaurant signs with; for demos and tests only
-RESTAURANT_SECRET = "whsec_c2F5c28tZGVtby1yZXN0YXVyYW50LXNlY3JldA=="  # noqa: S105 - a demo's
+#: what the demo's sources sign with, by source; for demos and tests only
+SECRETS = {
+    "restaurant": "whsec_c2F5c28tZGVtby1yZXN0YXVyYW50LXNlY3JldA==",
+    "cinema": "whsec_c2F5c28tZGVtby1jaW5lbWEtc2VjcmV0LTEyMzQ1Ng==",
+}
+#: a secret that no source has
+FORGED = "whsec_bm90LXRoZS1yZXN0YXVyYW50LXNlY3JldA=="
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +32,43 @@ class Open:
 class Stage(Protocol):
     """A place to play a scenario. Everything returns when the runtime has come to rest."""
 
-    async def say(self, who: str, text: str) -> None:
-        """A person writes to the session; she has seen everything so far."""
+    async def say(self, who: str, text: str, *, seen: bool = True) -> None:
+        """A person writes to the session; `seen` says whether she has seen everything so far."""
         ...
 
     async def hook(
-        self, event: Mapping[str, Any], *, id: str, secret: str = RESTAURANT_SECRET, changed: bytes | None = None
+        self,
+        event: Mapping[str, Any],
+        *,
+        id: str,
+        source: str = "restaurant",
+        secret: str | None = None,
+        changed: Mapping[str, Any] | None = None,
+        signed_minutes_ago: int = 0,
     ) -> int:
-        """The restaurant calls, signed with `secret`; `changed` replaces the body after it was signed.
-        Return the status it got."""
+        """A source calls. `secret` is what it signs with, if not its own; `changed` is the body that arrives
+        in the place of the signed one. Return the status it got."""
         ...
 
     async def questions(self) -> list[Open]:
         """Return the open questions, oldest first."""
         ...
 
-    async def answer(self, who: str, question: Open, *, yes: bool, reason: str = "") -> int:
-        """A person answers a question by its id and digest. Return the status she got."""
+    async def answer(self, who: str, question: Open, *, yes: bool, reason: str = "", times: int = 1) -> list[int]:
+        """A person answers a question by its id and digest, from so many clients at the same moment. Return the
+        status that each got."""
         ...
 
     async def minutes(self, count: int) -> None:
         """Time passes."""
+        ...
+
+    async def full(self, day: str, time: str) -> None:
+        """The restaurant has no table then."""
+        ...
+
+    async def store_fails_once(self) -> None:
+        """The next input can't be stored."""
         ...
 
     async def books(self) -> Mapping[str, Any]:

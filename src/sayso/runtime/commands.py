@@ -28,7 +28,8 @@ from sayso.core.session import Position, SessionRecord
 from sayso.core.text import scrub
 from sayso.journal.follow import Feeds, Frame, Listener, capture, follow
 from sayso.runtime.limits import Limits
-from sayso.runtime.ports import Clock, Ids
+from sayso.runtime.ports import Ids
+from sayso.runtime.rules import RULES, Rules
 from sayso.storage.store import DoorKind, DoorNote, Entry, Put, PutOutcome, Store
 
 
@@ -64,9 +65,11 @@ class History:
 class Commands:
     """The calls of the HTTP API, the client and the CLI."""
 
-    def __init__(self, store: Store, feeds: Feeds, hints: Hints, clock: Clock, ids: Ids, limits: Limits) -> None:
+    def __init__(
+        self, store: Store, feeds: Feeds, hints: Hints, ids: Ids, limits: Limits, *, rules: Rules = RULES
+    ) -> None:
         self._store, self._feeds, self._hints = store, feeds, hints
-        self._clock, self._ids, self._limits = clock, ids, limits
+        self._ids, self._limits, self._rules = ids, limits, rules
 
     # sessions
 
@@ -92,7 +95,7 @@ class Commands:
             NotFound: there is none, or it is another person's.
         """
         record = await self._store.session(session)
-        if record is None or not (by.is_operator or record.owner == by.principal):
+        if record is None or not self._rules.may_see(by.principal, record.owner):
             raise NotFound("session")
         return record
 

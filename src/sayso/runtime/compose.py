@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from sayso.core.authority import Action, Decision, Verdict
-from sayso.core.canonical import digest
+from sayso.core.canonical import canonical, digest
 from sayso.core.consent import Consent, ConsentState, Replaced, Standing, Step, Wording, steps_digest, supersedes
 from sayso.core.contract import Contract, Effect
 from sayso.core.errors import Invalid
@@ -78,7 +79,7 @@ def _called(call: ProposedCall, ref: str, loaded: Loaded, tools: Tools, decide: 
     if call.arguments is None:
         return _not_a_call(call, ref, "its arguments are not JSON")
     try:
-        arguments = tools.check(call.tool, call.arguments)
+        arguments = _json(tools.check(call.tool, call.arguments))
     except Invalid as invalid:
         return _not_a_call(call, ref, invalid.detail)
     assert loaded.turn_body is not None
@@ -86,9 +87,25 @@ def _called(call: ProposedCall, ref: str, loaded: Loaded, tools: Tools, decide: 
     return _decided(ref, contract, arguments, decision, provider_id=call.provider_id)
 
 
+def _json(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Return arguments that can be stored and compared.
+
+    Raises:
+        Invalid: they hold a number that JSON can't say.
+    """
+    try:
+        found: dict[str, object] = json.loads(canonical(arguments))
+    except (ValueError, TypeError) as error:
+        raise Invalid("its arguments hold a number that JSON can't say") from error
+    return found
+
+
 def _not_a_call(call: ProposedCall, ref: str, why: str) -> Called:
     """A call that names nothing we offer, or does not fit it: refused with the reason, never guessed at."""
-    arguments = dict(call.arguments or {})
+    try:
+        arguments = _json(call.arguments or {})
+    except Invalid:
+        arguments = {}
     return Called(
         ref,
         plain(call.tool, chars_max=100),
@@ -253,6 +270,7 @@ def ask(
             origin=body.origin,
             parts=tuple(loaded.context.parts),
             replaced={old.tool: old for old in body.replaced},
+            approvers=next(called.approvers for called in calls if called.approvers),
         ),
         asked_at_ms=now_ms,
         expires_at_ms=now_ms + consent_ms,
@@ -268,13 +286,15 @@ def ended(turn: Turn, end: End) -> Draft:
     return Draft(TurnEndBody(end.ending, end.reason, turn.steps_left), turn.id)
 
 
-def approved(standing: Standing, loaded: Loaded, contracts: Mapping[str, Contract], *, now_ms: int) -> list[Draft]:
-    """Return the rows that begin the turn of an approved consent: it runs the fixed steps, no others (B10).
+def approved(
+    standing: Standing, steps: Sequence[Step], loaded: Loaded, contracts: Mapping[str, Contract], *, now_ms: int
+) -> list[Draft]:
+    """Return the rows that begin the turn of an approved consent: it runs these steps, no others (B10).
 
     The person who approved is its origin. If a tool's declaration changed since she was asked, or her yes
     is too old to act on, nothing runs and the question is withdrawn (R11, K14).
     """
-    void = _void(standing, contracts, now_ms)
+    void = _void(standing, steps, contracts, now_ms)
     if void is not None:
         told = Draft(NoticeBody((by_runtime(f"{standing.consent.id} was not run: {void}."),)))
         return [Draft(ConsentWithdrawnBody(standing.consent.id, void)), told]
@@ -284,7 +304,7 @@ def approved(standing: Standing, loaded: Loaded, contracts: Mapping[str, Contrac
     decision = Decision(Verdict.RUN, f"{standing.answered_by} approved {standing.consent.id}")
     calls = tuple(
         _decided(f"{id_}.0.{place}", contracts[step.tool], step.arguments, decision)
-        for place, step in enumerate(standing.ticked, 1)
+        for place, step in enumerate(steps, 1)
     )
     begins = TurnStartBody(
         origin,
@@ -300,8 +320,8 @@ def approved(standing: Standing, loaded: Loaded, contracts: Mapping[str, Contrac
     ]
 
 
-def _void(standing: Standing, contracts: Mapping[str, Contract], now_ms: int) -> str | None:
-    for step in standing.ticked:
+def _void(standing: Standing, steps: Sequence[Step], contracts: Mapping[str, Contract], now_ms: int) -> str | None:
+    for step in steps:
         contract = contracts.get(step.tool)
         if contract is None or contract.version != step.contract:
             return f"{step.tool} changed since the question was asked"

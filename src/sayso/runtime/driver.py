@@ -224,7 +224,8 @@ class Driver:
             drafts = await self._inbox.next_turn()
         elif owed.state == "approved":
             now_ms = self._around.clock.now_ms()
-            drafts = compose.approved(owed, self._loaded, self._contracts, now_ms=now_ms)
+            steps = self._around.rules.steps(owed, tuple(self._loaded.context.parts))
+            drafts = compose.approved(owed, steps, self._loaded, self._contracts, now_ms=now_ms)
         else:
             drafts = [await self._continuation(owed.consent.id)]
         self._stage(drafts)

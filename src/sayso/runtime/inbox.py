@@ -86,6 +86,7 @@ class Inbox:
         standing = await self._standing(answer.consent)
         assert standing is not None, "the door takes an answer to a stored question only (K12)"
         by, id_ = str(entry.input.principal), answer.consent
+        self._loaded.standings.setdefault(id_, standing)
         match self._rules.settle(standing, answer, received_at_ms=entry.received_at_ms):
             case Settled.APPROVED:
                 ticks = answer.steps

@@ -10,6 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sayso.core import authority, consent, context
+from sayso.core.labels import Part
+from sayso.core.origin import Principal
+
+
+def _as_asked(standing: consent.Standing, parts: tuple[Part, ...]) -> tuple[consent.Step, ...]:
+    """Return the ticked steps as they were when the question was asked; `parts`, what is in view, is not read."""
+    return standing.ticked
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,10 @@ class Rules:
     question: consent.Wording = consent.question
     #: what an answer comes to (B7 to B9)
     settle: Callable[..., consent.Settled] = consent.settle
+    #: the steps that a yes runs (B5)
+    steps: Callable[[consent.Standing, tuple[Part, ...]], tuple[consent.Step, ...]] = _as_asked
+    #: whose session it is to see
+    may_see: Callable[[Principal, Principal], bool] = authority.may_see
     #: labelled data for the model (B4)
     labelled: context.Labelling = context.labelled
 

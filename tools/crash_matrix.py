@@ -1,0 +1,458 @@
+"""Play the stories of the crash matrix: a real server is killed at a named place, started again on the same file,
+and the story goes on, as its people do.
+
+`python -m tools.crash_matrix` plays every cell, writes the list of places and the table of what was found and what
+followed to tests/recorded, and prints the table. `tests/e2e/test_crash_matrix.py` plays the same cells and checks each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import signal
+import ssl
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from sayso.adapters.system import SystemClock, SystemIds
+from sayso.core.consent import Standing
+from sayso.core.inputs import InputKind
+from sayso.core.operation import OperationState
+from sayso.core.origin import Principal
+from sayso.core.rows import Row, Scalar
+from sayso.core.session import SessionRecord
+from sayso.core.turn import Turn, fold
+from sayso.demo.crash_child import Order
+from sayso.demo.scenarios import offer
+from sayso.demo.stage import RESTAURANT_SECRET
+from sayso.demo.zygote import Started, Zygote, zygote
+from sayso.runtime.identity import Identity
+from sayso.runtime.numbered import Line, numbered
+from sayso.sources import sign
+from sayso.storage.sqlite import SqliteStore
+from sayso.storage.store import DoorRow, InboxRow, OperationRow
+from sayso.testing.world_server import RestaurantClient
+
+RECORDED = Path(__file__).parents[1] / "tests" / "recorded"
+BOOK = "Book Friday at seven for four and tell the group"
+#: how long a cell may take, seconds
+PATIENCE_S = 60.0
+#: how long a look at the session waits for news before the next one, seconds
+LOOK_S = 0.05
+
+
+# --- cells ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What happens where nobody dies. In each, Alice books and tells the group, the restaurant calls, she says yes."""
+
+    name: str
+    about: str
+    #: the restaurant has no table when she says yes
+    full: bool = False
+    #: how long a session without work stays loaded
+    linger_ms: int = 60_000
+    #: her yes has an Idempotency-Key
+    keyed: bool = True
+
+
+STORIES = {
+    story.name: story
+    for story in (
+        Story("offer", "the restaurant's offer is taken; the session stays loaded; her yes has an Idempotency-Key"),
+        Story(
+            "failing",
+            "the restaurant is full when she says yes; the session is let go whenever it is quiet; her yes has no key",
+            full=True,
+            linger_ms=0,
+            keyed=False,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A story, and where its server is killed: at the first place, and once started again at the second."""
+
+    story: str
+    points: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.story, *self.points])
+
+    @classmethod
+    def parse(cls, line: str) -> Cell:
+        """Return the cell that a line names."""
+        story, *points = line.split()
+        return cls(story, tuple(points))
+
+
+# --- before the story ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A file in which Alice has a token and a session, to be copied for each cell."""
+
+    folder: Path
+    database: Path
+    token: str
+    session: str
+
+
+@asynccontextmanager
+async def prepared() -> AsyncIterator[Prepared]:
+    """Yield a prepared file, in memory where there is a place for files there: no cell is about the disk."""
+    memory = "/dev/shm"
+    with tempfile.TemporaryDirectory(
+        prefix="sayso-crash-", dir=memory if os.access(memory, os.W_OK) else None
+    ) as folder:
+        database, ids = Path(folder, "prepared.db"), SystemIds()
+        store = await SqliteStore.open(database, clock=SystemClock().now_ms, exclusive=True)
+        alice = Principal.parse("user:alice")
+        token = await Identity(store, ids).mint(alice, label="crash matrix")
+        session = (await store.create_session(ids.session(), owner=alice, title="Friday")).id
+        await store.close()
+        yield Prepared(Path(folder), database, token, session)
+
+
+# --- what is seen ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the file holds after a kill, as the next start finds it."""
+
+    record: SessionRecord
+    waiting: tuple[InboxRow, ...]
+    standings: tuple[Standing, ...]
+    operations: tuple[OperationRow, ...]
+    turn: Turn | None
+    replies: int
+
+    @property
+    def out(self) -> list[OperationRow]:
+        """The operations that were sent and not answered."""
+        return [one for one in self.operations if one.state is OperationState.SENT]
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One attempt of somebody outside: to which start of the server, and the answer, if there was one."""
+
+    start: int
+    status: int | None
+    said: Any = None
+
+
+@dataclass
+class Played:
+    """Everything that is known when a story is over."""
+
+    cell: Cell
+    #: the file after each kill
+    found: list[Found] = field(default_factory=list)
+    #: the places that each start of the server passed
+    passed: list[list[str]] = field(default_factory=list)
+    #: exit codes of the server's starts
+    codes: list[int] = field(default_factory=list)
+    #: of the message, the hook and the answer
+    tries: dict[str, list[Try]] = field(default_factory=lambda: defaultdict(list))
+    reader: Reader = field(default_factory=lambda: Reader())
+    consents: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    books: dict[str, Any] = field(default_factory=dict)
+    #: what the outside did
+    lines: list[str] = field(default_factory=list)
+    # from the store, when all is over
+    rows: list[Row] = field(default_factory=list)
+    operations: list[OperationRow] = field(default_factory=list)
+    inbox: list[InboxRow] = field(default_factory=list)
+    door: list[DoorRow] = field(default_factory=list)
+    tables: dict[str, list[tuple[Scalar, ...]]] = field(default_factory=dict)
+    log: list[Line] = field(default_factory=list)
+    #: what the server logged: warnings and worse
+    said: str = ""
+    seconds: float = 0.0
+
+    @property
+    def kills(self) -> int:
+        """How often the server was killed."""
+        return self.codes.count(-signal.SIGKILL)
+
+
+@dataclass
+class Reader:
+    """A page that follows the session, and comes back by the id of the last event it has (K1)."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    #: rows that it showed and was told to drop
+    dropped: list[dict[str, Any]] = field(default_factory=list)
+    #: the start of the server whose past it has seen the end of
+    caught_up: int = -1
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def last_event_id(self) -> str | None:
+        """The position of the last row."""
+        return self.rows[-1]["position"] if self.rows else None
+
+    def take(self, event: str, data: dict[str, Any], *, start: int, is_row: bool) -> None:
+        """Take in an event."""
+        if event == "resume":
+            self.dropped += [row for row in self.rows if row["seq"] > data["keep"]]
+            self.rows = [row for row in self.rows if row["seq"] <= data["keep"]]
+        elif event == "caught_up":
+            self.caught_up = start
+        elif is_row:
+            self.rows.append(data)
+        self.news.set()
+
+
+# --- the story -------------------------------------------------------------------
+
+
+class Town:
+    """One cell's server, its outside and its people."""
+
+    def __init__(self, one: Zygote, given: Prepared, cell: Cell, folder: Path, http: httpx2.AsyncClient) -> None:
+        self._zygote, self._given, self._cell, self._folder, self._http = one, given, cell, folder, http
+        self._story = STORIES[cell.story]
+        self._database = folder / "sayso.db"
+        self._world_url = ""
+        self._as_alice = {"Authorization": f"Bearer {given.token}"}
+        self._server: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+        self.played = Played(cell)
+
+    async def play(self) -> None:
+        """Play the story to its end, whatever happens to the server."""
+        world = self._zygote.world()
+        self._world_url = await world.process.listening or ""
+        shutil.copyfile(self._given.database, self._database)
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(self._keep_serving())
+            reading = tasks.create_task(self._read())
+            await self._act()
+            await serving
+            reading.cancel()
+        self.played.books = (await self._http.get(f"{self._world_url}/books")).json()
+        self.played.lines = (await self._http.get(f"{self._world_url}/lines")).json()
+        world.signal(signal.SIGKILL)
+        await world.process.ended
+        await self._read_file()
+
+    async def _act(self) -> None:
+        message = {"json": {"text": BOOK}, "headers": {"Idempotency-Key": "message-1"}}
+        await self._insist("message", f"/v1/sessions/{self._given.session}/inputs", **message)
+        await self._rest()
+        restaurant = RestaurantClient("restaurant", "bookings", self._at_world())
+        await restaurant.take_away("R1")
+        await self._insist("hook", "/v1/hooks/restaurant")
+        await self._rest()
+        if self._story.full:
+            await restaurant.full("Friday", "20:30")
+        [question] = await self._questions()
+        headers = {"Idempotency-Key": "yes-1"} if self._story.keyed else {}
+        yes = {"json": {"verdict": "yes", "digest": question["digest"]}, "headers": headers}
+        await self._insist("answer", f"/v1/sessions/{self._given.session}/consents/{question['id']}", **yes)
+        await self._rest()
+        while not await self._stopped():
+            await self._rest()
+
+    def _at_world(self) -> httpx2.AsyncClient:
+        self._http.base_url = httpx2.URL(self._world_url)
+        return self._http
+
+    # the server
+
+    async def _keep_serving(self) -> None:
+        """Start the server, and start it again each time it was killed, until it stops of its own accord."""
+        for start in itertools.count():
+            told, log = self._folder / f"passed-{start}", self._folder / "server.log"
+            at = self._cell.points[start] if start < len(self._cell.points) else None
+            order = Order(str(self._database), self._world_url, at, str(told))
+            started = self._zygote.serve(order, start=start, linger_ms=self._story.linger_ms, log=str(log))
+            url = await started.process.listening
+            if url is not None:
+                self._server.set_result(Server(start, url, started))
+            code = await started.process.ended
+            if url is not None:
+                self._server = asyncio.get_running_loop().create_future()
+            self.played.codes.append(code)
+            self.played.passed.append(told.read_text().split() if told.exists() else [])
+            self.played.said = log.read_text() if log.exists() else ""
+            if code != -signal.SIGKILL:
+                return
+            self.played.found.append(await self._look(self._folder / f"found-{start}"))
+
+    async def _look(self, aside: Path) -> Found:
+        """Return what a copy of the file holds: opening the file itself would do the next start's work for it."""
+        aside.mkdir()
+        for each in self._folder.glob("sayso.db*"):
+            if not each.name.endswith((".lock", "-shm")):
+                shutil.copyfile(each, aside / each.name)
+        store = await SqliteStore.open(aside / "sayso.db", clock=SystemClock().now_ms, exclusive=False)
+        record = await store.session(self._given.session)
+        assert record is not None
+        rows = await store.rows(record.id)
+        found = Found(
+            record,
+            tuple(await store.inbox(record.id, after=0, limit=100)),
+            tuple(await store.standings(record.id)),
+            tuple(await store.operations(record.id)),
+            None if record.turn is None else fold(record.turn, tuple(row for row in rows if row.turn == record.turn)),
+            len([row for row in rows if row.kind in ("model.called", "model.said")]),
+        )
+        await store.close()
+        return found
+
+    async def _running(self) -> Server:
+        return await asyncio.shield(self._server)
+
+    # its people
+
+    async def _insist(self, what: str, path: str, **options: Any) -> None:
+        """Send something, and send it again until there is an answer, as who sends a hook does."""
+        while True:
+            server = await self._running()
+            sent = {**options, "headers": {**self._as_alice, **options["headers"]}} if options else self._signed()
+            try:
+                answer = await self._http.post(server.url + path, **sent)
+            except httpx2.TransportError:
+                self.played.tries[what].append(Try(server.start, None))
+                await server.started.process.ended
+                continue
+            said = answer.json() if answer.content else None
+            self.played.tries[what].append(Try(server.start, answer.status_code, said))
+            return
+
+    def _signed(self) -> dict[str, Any]:
+        """Return the restaurant's hook, signed afresh: each attempt has its own time, and the same id."""
+        body = json.dumps(offer("20:30")).encode()
+        headers = sign(RESTAURANT_SECRET, webhook_id="evt_17", timestamp_s=int(time.time()), body=body)
+        return {"content": body, "headers": headers}
+
+    async def _get(self, path: str) -> Any:
+        """Read something of Alice's session."""
+        while True:
+            server = await self._running()
+            try:
+                answer = await self._http.get(
+                    f"{server.url}/v1/sessions/{self._given.session}{path}", headers=self._as_alice
+                )
+                return answer.raise_for_status().json()
+            except httpx2.TransportError:
+                await server.started.process.ended
+
+    async def _questions(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self._get("/consents"))["consents"]
+        return found
+
+    async def _rest(self) -> None:
+        """Return once no input waits, no turn is open, no yes owes one, and the page has seen all of it."""
+        while not await self._at_rest():
+            self.played.reader.news.clear()
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self.played.reader.news.wait()
+            except TimeoutError:
+                pass
+
+    async def _at_rest(self) -> bool:
+        before, asked, session = await self._get(""), await self._questions(), await self._get("")
+        owed = any(one["state"] == "approved" for one in asked)
+        still = before == session and session["turn"] is None and session["waiting"] == 0 and not owed
+        let_go = session["state"] == "idle" or self._story.linger_ms > 0
+        reader, server = self.played.reader, await self._running()
+        shown = len(reader.rows) == int(session["position"].split(".")[1]) and reader.caught_up == server.start
+        return still and let_go and shown
+
+    async def _stopped(self) -> bool:
+        """Tell the server to stop. Return whether it did, and was not killed meanwhile."""
+        self.played.consents = await self._questions()
+        self.played.history = (await self._get("/history?limit=500"))["rows"]
+        server = await self._running()
+        server.started.signal(signal.SIGTERM)
+        return await server.started.process.ended != -signal.SIGKILL
+
+    # a page
+
+    async def _read(self) -> None:
+        """Follow the session, and come back whenever the stream ends."""
+        while True:
+            server = await self._running()
+            try:
+                await self._follow(server)
+            except httpx2.TransportError:
+                pass
+            await server.started.process.ended
+
+    async def _follow(self, server: Server) -> None:
+        reader = self.played.reader
+        headers = dict(self._as_alice)
+        if reader.last_event_id is not None:
+            headers["Last-Event-ID"] = reader.last_event_id
+        url = f"{server.url}/v1/sessions/{self._given.session}/stream"
+        async with self._http.stream("GET", url, headers=headers, timeout=PATIENCE_S) as answer:
+            answer.raise_for_status()
+            rest = b""
+            async for piece in answer.aiter_raw():
+                *events, rest = (rest + piece).split(b"\n\n")
+                for each in events:
+                    fields = dict(line.split(": ", 1) for line in each.decode().splitlines())
+                    if "event" in fields:
+                        data = json.loads(fields["data"])
+                        reader.take(fields["event"], data, start=server.start, is_row="id" in fields)
+
+    # when all is over
+
+    async def _read_file(self) -> None:
+        store = await SqliteStore.open(self._database, clock=SystemClock().now_ms, exclusive=False)
+        session, played = self._given.session, self.played
+        played.rows = await store.rows(session)
+        played.operations = await store.operations(session)
+        played.inbox = await store.inbox_record(session)
+        played.door = await store.door(session=session)
+        played.tables = await store.side_tables(session)
+        played.log = await numbered(store, session)
+        await store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A start of the server that listens, or did."""
+
+    start: int
+    url: str
+    started: Started
+
+
+async def play(one: Zygote, given: Prepared, cell: Cell) -> Played:
+    """Play one cell.
+
+    Raises:
+        TimeoutError: it did not come to its end.
+    """
+    began = time.monotonic()
+    nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as in the child: there is no TLS on loopback
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        async with httpx2.AsyncClient(verify=nobody, trust_env=False, timeout=PATIENCE_S) as http:
+            town = Town(one, given, cell, Path(folder), http)
+            async with asyncio.timeout(PATIENCE_S):
+                await town.play()
+    town.played.seconds = time.monotonic() - began
+    return town.played
