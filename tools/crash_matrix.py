@@ -17,7 +17,7 @@ import ssl
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +31,11 @@ from sayso.core.inputs import InputKind
 from sayso.core.operation import OperationState
 from sayso.core.origin import Principal
 from sayso.core.rows import Row, Scalar
-from sayso.core.session import SessionRecord
+from sayso.core.session import Position, SessionRecord
 from sayso.core.turn import Turn, fold
 from sayso.demo.crash_child import Order
 from sayso.demo.scenarios import offer
-from sayso.demo.stage import RESTAURANT_SECRET
+from sayso.demo.stage import SECRETS
 from sayso.demo.zygote import Started, Zygote, zygote
 from sayso.runtime.identity import Identity
 from sayso.runtime.numbered import Line, numbered
@@ -47,7 +47,7 @@ from sayso.testing.world_server import RestaurantClient
 RECORDED = Path(__file__).parents[1] / "tests" / "recorded"
 BOOK = "Book Friday at seven for four and tell the group"
 #: how long a cell may take, seconds
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 #: how long a look at the session waits for news before the next one, seconds
 LOOK_S = 0.05
 
@@ -214,13 +214,19 @@ class Reader:
     def take(self, event: str, data: dict[str, Any], *, start: int, is_row: bool) -> None:
         """Take in an event."""
         if event == "resume":
-            self.dropped += [row for row in self.rows if row["seq"] > data["keep"]]
-            self.rows = [row for row in self.rows if row["seq"] <= data["keep"]]
+            keep = data["keep"]
+            self.dropped += [row for row in self.rows if seq(row) > keep]
+            self.rows = [row for row in self.rows if seq(row) <= keep]
         elif event == "caught_up":
             self.caught_up = start
         elif is_row:
             self.rows.append(data)
         self.news.set()
+
+
+def seq(row: Mapping[str, Any]) -> int:
+    """Return the number of a row, as it is public."""
+    return Position.parse(row["position"]).seq
 
 
 # --- the story -------------------------------------------------------------------
@@ -236,11 +242,13 @@ class Town:
         self._world_url = ""
         self._as_alice = {"Authorization": f"Bearer {given.token}"}
         self._server: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+        self._started: list[Started] = []
         self.played = Played(cell)
 
     async def play(self) -> None:
         """Play the story to its end, whatever happens to the server."""
         world = self._zygote.world()
+        self._started.append(world)
         self._world_url = await world.process.listening or ""
         shutil.copyfile(self._given.database, self._database)
         async with asyncio.TaskGroup() as tasks:
@@ -251,9 +259,13 @@ class Town:
             reading.cancel()
         self.played.books = (await self._http.get(f"{self._world_url}/books")).json()
         self.played.lines = (await self._http.get(f"{self._world_url}/lines")).json()
-        world.signal(signal.SIGKILL)
-        await world.process.ended
         await self._read_file()
+
+    async def end(self) -> None:
+        """End whatever still runs."""
+        for each in self._started:
+            each.signal(signal.SIGKILL)
+            await each.process.ended
 
     async def _act(self) -> None:
         message = {"json": {"text": BOOK}, "headers": {"Idempotency-Key": "message-1"}}
@@ -286,6 +298,7 @@ class Town:
             at = self._cell.points[start] if start < len(self._cell.points) else None
             order = Order(str(self._database), self._world_url, at, str(told))
             started = self._zygote.serve(order, start=start, linger_ms=self._story.linger_ms, log=str(log))
+            self._started.append(started)
             url = await started.process.listening
             if url is not None:
                 self._server.set_result(Server(start, url, started))
@@ -343,7 +356,7 @@ class Town:
     def _signed(self) -> dict[str, Any]:
         """Return the restaurant's hook, signed afresh: each attempt has its own time, and the same id."""
         body = json.dumps(offer("20:30")).encode()
-        headers = sign(RESTAURANT_SECRET, webhook_id="evt_17", timestamp_s=int(time.time()), body=body)
+        headers = sign(SECRETS["restaurant"], webhook_id="evt_17", timestamp_s=int(time.time()), body=body)
         return {"content": body, "headers": headers}
 
     async def _get(self, path: str) -> Any:
@@ -378,7 +391,7 @@ class Town:
         still = before == session and session["turn"] is None and session["waiting"] == 0 and not owed
         let_go = session["state"] == "idle" or self._story.linger_ms > 0
         reader, server = self.played.reader, await self._running()
-        shown = len(reader.rows) == int(session["position"].split(".")[1]) and reader.caught_up == server.start
+        shown = len(reader.rows) == seq(session) and reader.caught_up == server.start
         return still and let_go and shown
 
     async def _stopped(self) -> bool:
@@ -452,7 +465,10 @@ async def play(one: Zygote, given: Prepared, cell: Cell) -> Played:
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         async with httpx2.AsyncClient(verify=nobody, trust_env=False, timeout=PATIENCE_S) as http:
             town = Town(one, given, cell, Path(folder), http)
-            async with asyncio.timeout(PATIENCE_S):
-                await town.play()
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await town.play()
+            finally:
+                await town.end()
     town.played.seconds = time.monotonic() - began
     return town.played

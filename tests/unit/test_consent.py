@@ -76,8 +76,22 @@ def asked(
     by: Principal = RESTAURANT,
     parts: tuple[Part, ...] = (),
     replaced: Mapping[str, Replaced] | None = None,
+    approvers: tuple[str, ...] = (),
 ) -> Question:
-    return question("A1", steps=steps, contracts=CONTRACTS, origin=origin(by), parts=parts, replaced=replaced or {})
+    return question(
+        "A1",
+        steps=steps,
+        contracts=CONTRACTS,
+        origin=origin(by),
+        parts=parts,
+        replaced=replaced or {},
+        approvers=approvers,
+    )
+
+
+def can_be_an_id(text: str) -> bool:
+    """Whether a principal can have this id."""
+    return not re.search(r"[\s:]|^@", text) and not any(map(is_hidden, text))
 
 
 def shown(of: Question, name: str) -> Shown:
@@ -205,7 +219,13 @@ def test_no_text_in_view_changes_a_word_of_the_question(events: list[Part], word
 def test_the_question_names_who_started_the_turn() -> None:
     assert asked(step(**ARGUMENTS)).because == "restaurant started this turn, not you"
     assert asked(step(**ARGUMENTS), by=OPS).because == "ops started this turn, not you"
-    assert asked(step(**ARGUMENTS), by=ALICE).because == "you started this turn, and it always asks"
+    assert asked(step(**ARGUMENTS), by=ALICE, approvers=("user:alice",)).because == (
+        "you started this turn, and it always asks"
+    )
+    # an operator who is asked about Alice's turn did not start it
+    assert asked(step(**ARGUMENTS), by=ALICE, approvers=("role:operator",)).because == (
+        "alice started this turn, not you"
+    )
 
 
 @pytest.mark.rule("B6")
@@ -363,7 +383,7 @@ def test_a_hostile_value_reads(value: object, said: str) -> None:
     assert sentence(Contract("t"), {"x": value}) == f"run t, with x = {said}"
 
 
-@given(st.text(st.characters(), min_size=1, max_size=20).filter(lambda t: not re.search(r"[\s:]|^@", t)))
+@given(st.text(st.characters(), min_size=1, max_size=20).filter(can_be_an_id))
 def test_no_name_of_an_origin_leaves_its_place_in_the_question(name: str) -> None:
     asks = asked(step(**ARGUMENTS), by=Principal.parse(f"source:{name}"))
 
@@ -551,6 +571,7 @@ def test_a_question_of_an_always_asking_tool_is_put_to_the_user_who_started_the_
         origin=origin(ALICE),
         parts=(),
         replaced={},
+        approvers=("user:alice",),
     )
 
     assert asks.text == "A7, asked because you started this turn, and it always asks: pay ‹50 EUR›?"

@@ -420,7 +420,9 @@ def test_the_label_of_a_view_is_the_join_of_all_that_was_in_it_and_no_word_raise
         labels.append(context.label)
 
     assert labels[:2] == [USER, Label(Integrity.PLATFORM, ("ledger",))]
-    assert set(labels[2:]) == {Label(Integrity.OUTSIDER, ("ledger",))}
+    assert labels[2] == Label(Integrity.OUTSIDER, ("ledger",))
+    # what fell out of the window is in the label of what was said after reading it
+    assert context.label.integrity is Integrity.OUTSIDER
 
 
 def test_a_model_reply_without_words_has_the_label_of_what_was_in_view() -> None:

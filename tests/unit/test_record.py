@@ -86,7 +86,7 @@ SENTENCES: list[tuple[Body, str]] = [
     ),
     (
         TurnStepsBody("A1", (call("book", party=12), call("tell", text="at 20:30"))),
-        "T2 runs what A1 fixed: book(party=12); tell(text=at 20:30)",
+        "T2 runs what A1 fixed: book(party=12); tell(text=‹at 20:30›)",
     ),
     (
         TurnAskBody(ASKED),
@@ -97,7 +97,7 @@ SENTENCES: list[tuple[Body, str]] = [
     (TurnEndBody(Ending.FAILED, "no answer from the model"), "T2 failed: no answer from the model"),
     (
         ModelCalledBody(1, (call("book", party=4, day="Friday"), call("look"))),
-        "T2 plans book(party=4, day=Friday); look()",
+        "T2 plans book(party=4, day=‹Friday›); look()",
     ),
     (ModelSaidBody(1, (told("it is"), told("booked"))), "T2: ‹it is⏎booked›"),
     (ToolIntendedBody("T2.1.1", "T2.1.1", "pay", "k", "d"), "pay, operation T2.1.1: stored, not sent yet"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sayso.core.labels import OUTSIDER, RUNTIME, USER, Integrity, Label, join
 from sayso.core.origin import Origin, Principal, PrincipalKind
 from sayso.core.session import START, Position, SessionRecord, SessionState, Token
+from sayso.core.text import is_hidden
 from tests.unit.core_examples import AGENT, ALICE, OPS, RESTAURANT, TIMER
 
 positions = st.builds(Position, st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1))
@@ -63,11 +64,21 @@ def test_a_record_and_a_token_name_places_by_their_epoch() -> None:
 # --- principals --------------------------------------------------------------
 
 
-@given(st.sampled_from(PrincipalKind), st.from_regex(r"[^\s:@][^\s:]{0,199}", fullmatch=True))
+def _is_visible(text: str) -> bool:
+    return not any(map(is_hidden, text))
+
+
+@given(st.sampled_from(PrincipalKind), st.from_regex(r"[^\s:@][^\s:]{0,199}", fullmatch=True).filter(_is_visible))
 def test_a_principal_reads_back_as_it_was_written(kind: PrincipalKind, name: str) -> None:
     principal = Principal(kind, name)
 
     assert Principal.parse(str(principal)) == principal
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\u202eb", "a\u200bb", "\U000e0041lice"])
+def test_no_principal_has_an_id_that_hides_something(name: str) -> None:
+    with pytest.raises(ValueError, match="visible characters"):
+        Principal(PrincipalKind.USER, name)
 
 
 def test_a_sources_peer_is_never_the_local_user_of_that_name() -> None:

@@ -869,3 +869,57 @@ def test_after_each_row_the_fold_of_the_rows_is_the_turn_that_was_live(
 def test_rows_that_are_no_turn_from_its_start_are_not_folded(bodies: tuple[Body, ...]) -> None:
     with pytest.raises(OutOfOrder):
         fold("T1", tuple(row(body, seq=seq) for seq, body in enumerate(bodies, 1)))
+
+
+# --- what stands before a failed step, and what stands after it (K15, K19) -------------
+
+
+@pytest.mark.rule("K15", "K19")
+def test_a_refused_call_after_the_guarded_one_stops_what_follows_it_and_not_the_question() -> None:
+    denied = call("denied", Verdict.DENY)
+    turn = ordinary(GUARDED, denied, BOOK)
+
+    follow(
+        turn,
+        (Settled("denied", REFUSED), "close book not_started"),
+        (Settled("book", Outcome.NOT_STARTED), "ask guarded"),
+    )
+
+
+@pytest.mark.rule("K15", "K19")
+def test_a_read_that_failed_beside_the_question_does_not_withdraw_it() -> None:
+    turn = follow(ordinary(GUARDED, LOOK_1), (Begun("look1"), ""))
+
+    follow(turn, (Settled("look1", FAILED), "ask guarded"))
+
+
+@pytest.mark.rule("K15", "K11")
+def test_what_waits_for_other_people_is_not_fixed_nor_is_anything_after_it() -> None:
+    other = replace(call("other", Verdict.ASK), approvers=("role:operator",))
+    turn = ordinary(GUARDED, other, BOOK)
+
+    follow(
+        turn,
+        (Settled("other", Outcome.NOT_STARTED), "close book not_started"),
+        (Settled("book", Outcome.NOT_STARTED), "ask guarded"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("calls", "event"),
+    [
+        ((BOOK,), Settled("book", OK)),
+        ((BOOK,), Begun("book")),
+        ((BOOK,), Intended("book")),
+        ((LOOK_1,), Sent("look1")),
+        ((GUARDED,), Sent("guarded")),
+        ((BOOK,), Asked("A1")),
+    ],
+    ids=["answered", "begun", "intended", "read sent", "fixed sent", "asked"],
+)
+def test_nothing_happens_to_a_call_that_its_kind_and_state_do_not_allow(
+    calls: tuple[Called, ...], event: Event
+) -> None:
+    """An operation never goes out without a row, and never has an answer before it went out (D1)."""
+    with pytest.raises(OutOfOrder):
+        advance(ordinary(*calls), event)

@@ -446,13 +446,12 @@ def _due_of_plan(turn: Turn) -> tuple[Due, ...]:
 
 def _stopped(plan: tuple[Planned, ...]) -> list[Planned]:
     """Return the calls that don't start, because one before them did not succeed (K15). Those that go out
-    beside it are none of them."""
+    beside it are none of them, and are waited for."""
     for place, failed in enumerate(plan):
         if failed.state is CallState.SETTLED and failed.outcome is not Outcome.OK:
-            beside = failed.group if failed.group != FIXED else None
-            return [
-                p for p in plan[place + 1 :] if p.state in (CallState.PLANNED, CallState.INTENDED) and p.group != beside
-            ]
+            if any(p.group == failed.group != FIXED and p.state is not CallState.SETTLED for p in plan):
+                return []
+            return [p for p in plan[place + 1 :] if p.state in (CallState.PLANNED, CallState.INTENDED)]
     return []
 
 
