@@ -51,7 +51,12 @@ bench: .venv/.dev .venv/.self ## Measure
 
 docs: .venv/.dev .venv/.self ## Write the generated parts of the documents
 	$(STEP) docs 'generated parts'
+	@$(BIN)/python -m tools.scenarios
 	@$(BIN)/python tools/architecture.py $(ARGS)
+
+record: .venv/.dev .venv/.self ## Write the scenarios' logs anew, to be read in review
+	$(STEP) record 'tests/recorded'
+	@$(BIN)/python -m tools.record
 
 lock: .venv/.lock ## Pin what pyproject.toml asks for (ARGS=--upgrade: at the newest versions)
 	$(STEP) lock 'requirements/'
@@ -70,7 +75,7 @@ help: ## Show this list
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
 		/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-.PHONY: demo serve check test format bench docs lock clean help static
+.PHONY: demo serve check test format bench docs record lock clean help static
 
 
 # What is shown of the checks is what they found; a step that says nothing more found nothing.

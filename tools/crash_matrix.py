@@ -27,7 +27,6 @@ import httpx2
 
 from sayso.adapters.system import SystemClock, SystemIds
 from sayso.core.consent import Standing
-from sayso.core.inputs import InputKind
 from sayso.core.operation import OperationState
 from sayso.core.origin import Principal
 from sayso.core.rows import Row, Scalar
@@ -36,7 +35,7 @@ from sayso.core.turn import Turn, fold
 from sayso.demo.crash_child import Order
 from sayso.demo.scenarios import offer
 from sayso.demo.stage import SECRETS
-from sayso.demo.zygote import Started, Zygote, zygote
+from sayso.demo.zygote import Started, Zygote
 from sayso.runtime.identity import Identity
 from sayso.runtime.numbered import Line, numbered
 from sayso.sources import sign

@@ -32,7 +32,7 @@ from sayso.runtime.commands import Commands
 from sayso.runtime.driver import Around, Persona
 from sayso.runtime.identity import Identity
 from sayso.runtime.limits import Limits
-from sayso.runtime.numbered import lay_out, numbered
+from sayso.runtime.numbered import Chosen, Line, lay_out, numbered
 from sayso.runtime.ports import Clock, Ids, Model
 from sayso.runtime.rules import RULES, Rules
 from sayso.runtime.worker import Worker
@@ -220,20 +220,67 @@ def _file(database: str | None) -> str:
     return settings(database=database).database
 
 
-async def read_log(database: str | None, session: str, *, as_json: bool = False) -> list[str]:
+def minutes_ago_ms(minutes: int) -> int:
+    """Return the instant so many minutes ago."""
+    return SystemClock().now_ms() - minutes * 60_000
+
+
+#: how often a followed log looks for new entries
+LOOK_S = 0.5
+
+
+async def read_log(
+    database: str | None, session: str, *, chosen: Chosen | None = None, as_json: bool = False
+) -> list[str]:
     """Return the numbered list of a session, as text or one JSON object a line.
 
     Raises:
         NotFound: there is no such session.
     """
     async with _store(_file(database), must_exist=True) as store:
-        if await store.session(session) is None:
-            raise NotFound(f"session {session}")
-        lines = await numbered(store, session)
+        return _shown(await _chosen_lines(store, session, chosen or Chosen()), as_json=as_json)
+
+
+async def follow_log(
+    database: str | None, session: str, *, chosen: Chosen | None = None, as_json: bool = False
+) -> AsyncIterator[str]:
+    """Yield the numbered list of a session, and then each new entry as it is stored, until nobody asks.
+
+    An entry of the door that belongs before ones that were shown is shown when it is found, with its number.
+
+    Raises:
+        NotFound: there is no such session.
+    """
+    async with _store(_file(database), must_exist=True) as store:
+        seen: set[str] = set()
+        while True:
+            lines = await _chosen_lines(store, session, chosen or Chosen())
+            for text in _shown([line for line in lines if line.ref not in seen], as_json=as_json):
+                yield text
+            seen.update(line.ref for line in lines)
+            await asyncio.sleep(LOOK_S)
+
+
+async def _chosen_lines(store: Store, session: str, chosen: Chosen) -> list[Line]:
+    if await store.session(session) is None:
+        raise NotFound(f"session {session}")
+    return [line for line in await numbered(store, session) if chosen.takes(line)]
+
+
+def _shown(lines: list[Line], *, as_json: bool) -> list[str]:
     if not as_json:
         return lay_out(lines)
     return [
-        canonical({"number": line.number, "at_ms": line.at_ms, "kind": line.kind, "turn": line.turn, "text": line.text})
+        canonical(
+            {
+                "number": line.number,
+                "at_ms": line.at_ms,
+                "kind": line.kind,
+                "seq": line.seq,
+                "turn": line.turn,
+                "text": line.text,
+            }
+        )
         for line in lines
     ]
 

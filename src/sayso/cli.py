@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 import click
@@ -63,14 +63,44 @@ def demo(name: str | None, list_: bool, history: bool, ablate: str | None, serve
 
 @main.command()
 @click.argument("session", required=False)
+@click.option(
+    "--kind", "kinds", multiple=True, metavar="KIND", help="only this kind, as turn.ask, or turn for all of them"
+)
+@click.option("--turn", default=None, metavar="T2", help="only this turn")
+@click.option("--grep", "words", default="", metavar="WORDS", help="only entries that say this")
+@click.option("--minutes", type=click.IntRange(min=1), default=None, help="only the last so many minutes")
+@click.option("--follow", "-f", is_flag=True, help="go on with new entries as they are stored")
 @click.option("--json", "json_", is_flag=True, help="one JSON object a line")
 @_database
-def log(session: str | None, json_: bool, database: str | None) -> None:
+def log(
+    session: str | None,
+    kinds: tuple[str, ...],
+    turn: str | None,
+    words: str,
+    minutes: int | None,
+    follow: bool,
+    json_: bool,
+    database: str | None,
+) -> None:
     """Print the numbered list of SESSION: its journal and the door's record. Without one: list the sessions."""
-    from sayso.assembly import read_log, read_sessions
+    from sayso import assembly
+    from sayso.runtime.numbered import Chosen
 
-    lines = _run(read_sessions(database) if session is None else read_log(database, session, as_json=json_))
-    click.echo("\n".join(lines))
+    if session is None:
+        click.echo("\n".join(_run(assembly.read_sessions(database))))
+        return
+    since_ms = 0 if minutes is None else assembly.minutes_ago_ms(minutes)
+    chosen = Chosen(kinds, turn, words, since_ms)
+    if follow:
+        _run(_print(assembly.follow_log(database, session, chosen=chosen, as_json=json_)))
+    else:
+        for line in _run(assembly.read_log(database, session, chosen=chosen, as_json=json_)):
+            click.echo(line)
+
+
+async def _print(lines: AsyncIterator[str]) -> None:
+    async for line in lines:
+        click.echo(line)
 
 
 @main.group()

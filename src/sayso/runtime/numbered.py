@@ -26,6 +26,8 @@ class Line:
     #: the journal's row number; None for an entry of the door
     seq: int | None = None
     turn: str | None = None
+    #: names the entry whatever its number is: an entry of the door may come to stand before older ones
+    ref: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +84,35 @@ def arrange(rows: Sequence[Row], beside: Sequence[Beside]) -> list[Line]:
     def catch_up(seq: int) -> None:
         while waiting and waiting[0].after <= seq:
             entry = waiting.popleft()
-            lines.append(Line(len(lines) + 1, entry.at_ms, entry.kind, entry.text))
+            ref = f"{entry.kind} {entry.n}"
+            lines.append(Line(len(lines) + 1, entry.at_ms, entry.kind, entry.text, ref=ref))
 
     for row in rows:
         catch_up(row.seq - 1)
-        lines.append(Line(len(lines) + 1, row.at_ms, row.kind, sentence(row), row.seq, row.turn))
+        lines.append(Line(len(lines) + 1, row.at_ms, row.kind, sentence(row), row.seq, row.turn, f"row {row.seq}"))
     catch_up(1 << 62)
     return lines
 
 
-def lay_out(lines: list[Line], *, since_ms: int | None = None) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which entries a reader wants; what is left empty leaves nothing out."""
+
+    #: kinds, or their beginnings, as `turn` or `tool.sent`
+    kinds: tuple[str, ...] = ()
+    turn: str | None = None
+    #: words that the sentence has, in any case
+    words: str = ""
+    since_ms: int = 0
+
+    def takes(self, line: Line) -> bool:
+        """Return whether the entry is wanted."""
+        kinds = not self.kinds or any(line.kind == kind or line.kind.startswith(f"{kind}.") for kind in self.kinds)
+        turn = self.turn is None or line.turn == self.turn
+        return kinds and turn and self.words.casefold() in line.text.casefold() and line.at_ms >= self.since_ms
+
+
+def lay_out(lines: Sequence[Line], *, since_ms: int | None = None) -> list[str]:
     """Return the list as text, a line an entry: number, time, kind, what happened.
 
     With `since_ms` the time is hours and minutes since then; else it is the time of day, UTC.
