@@ -71,11 +71,26 @@ class LocalStage:
         body = json.dumps(event).encode()
         if secret is None and event["type"] == "cancelled" and event["reservation"] in self._world.restaurant.tables:
             self._world.restaurant.take_away(event["reservation"])
+        arrives = None if changed is None else json.dumps(changed).encode()
+        return await self.deliver(
+            body, id=id, source=source, secret=secret, arrives=arrives, signed_minutes_ago=signed_minutes_ago
+        )
+
+    async def deliver(
+        self,
+        body: bytes,
+        *,
+        id: str,
+        source: str = "restaurant",
+        secret: str | None = None,
+        arrives: bytes | None = None,
+        signed_minutes_ago: int = 0,
+    ) -> int:
+        """A source sends a body, whatever it is; `arrives` takes its place after it was signed."""
         signed_s = self._clock.now_ms() // 1000 - signed_minutes_ago * 60
         headers = sign(secret or SECRETS[source], webhook_id=id, timestamp_s=signed_s, body=body)
         pairs = tuple((name.encode(), value.encode()) for name, value in headers.items())
-        arrives = body if changed is None else json.dumps(changed).encode()
-        request = RawRequest("POST", f"/v1/hooks/{source}", pairs, arrives)
+        request = RawRequest("POST", f"/v1/hooks/{source}", pairs, body if arrives is None else arrives)
         try:
             receipt = await self.app.admission.receive(source, request)
         except StoreUnavailable:
