@@ -153,6 +153,7 @@ class Worker:
         finally:
             self._drivers.pop(session, None)
             self._feeds.disown(session)
+            self._wake.set()  # a hint that came to the driver after it had let go is heard here
 
     async def _drive(self, claimed: Claimed) -> None:
         around, session = self._around, claimed.token.session
