@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sayso.core.contract import Contract
@@ -87,6 +88,8 @@ class Broken:
     error: Exception
 
 
+#: something that goes out once all that is staged is durable
+Work = Callable[[], Coroutine[Any, Any, None]]
 #: what a driver waits for: the end of something that was out, or None, "look at the inbox"
 Happening = ModelEnded | Attempt | Broken | None
 
@@ -101,7 +104,7 @@ class Driver:
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         self._out: set[asyncio.Task[None]] = set()
         #: what may begin once everything staged is durable
-        self._waiting: list[Coroutine[Any, Any, None]] = []
+        self._waiting: list[Work] = []
         self._staged = False
         self._hinted = True
         self._resting = False
@@ -178,8 +181,7 @@ class Driver:
 
     async def _abandon(self) -> None:
         """Drop what is out. Its operations stay `sent` in the store, for the successor to settle (D5)."""
-        for coroutine in self._waiting:
-            coroutine.close()
+        self._waiting.clear()
         for task in self._out:
             task.cancel()
         await asyncio.gather(*self._out, return_exceptions=True)
@@ -259,7 +261,7 @@ class Driver:
                 self._send(call)
             case Run(call):
                 self._tell(Begun(call.call))
-                self._waiting.append(self._attempt(call, self._handed(call)))
+                self._waiting.append(partial(self._attempt, call, self._handed(call)))
             case Settle(call, attempts):
                 self._settle(call, attempts)
             case Close(call, outcome, reason):
@@ -269,7 +271,7 @@ class Driver:
             case End():
                 await self._end(turn, effect)
             case CallModel():
-                self._waiting.append(self._ask_model(turn.id))
+                self._waiting.append(partial(self._ask_model, turn.id))
 
     def _ask(self, turn: Turn, calls: Sequence[Called]) -> None:
         self._stage(
@@ -305,15 +307,15 @@ class Driver:
             await self._journal.accept().durable()
             self._loaded.forget_settled()
         begin, self._waiting = self._waiting, []
-        for coroutine in begin:
-            task = self._spawn(self._reported(coroutine))
+        for work in begin:
+            task = self._spawn(self._reported(work))
             self._out.add(task)
             task.add_done_callback(self._out.discard)
 
-    async def _reported(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _reported(self, work: Work) -> None:
         """Whatever goes wrong in what is out, its owner hears of it; nothing fails unseen or elsewhere."""
         try:
-            await work
+            await work()
         except Exception as error:  # noqa: BLE001 - it is raised again by the owner, who logs it
             self._happenings.put_nowait(Broken(error))
 
@@ -326,7 +328,7 @@ class Driver:
     def _send(self, call: Called, *, after_ms: int = 0) -> None:
         """Store that an attempt goes out, and let it go once that is durable."""
         self._stage([compose.sent(call, self._turn, self._token.session)])
-        self._waiting.append(self._attempt(call, self._handed(call), after_ms=after_ms))
+        self._waiting.append(partial(self._attempt, call, self._handed(call), after_ms=after_ms))
 
     async def _attempt(self, call: Called, handed: Call, *, after_ms: int = 0) -> None:
         clock, tools = self._around.clock, self._around.persona.tools
@@ -352,7 +354,7 @@ class Driver:
         ):
             case Settlement.LOOK_UP:
                 self._tell(Begun(call.call))
-                self._waiting.append(self._look_up(call, self._handed(call)))
+                self._waiting.append(partial(self._look_up, call, self._handed(call)))
             case Settlement.RESEND:
                 self._send(call, after_ms=delay_ms(attempts, chance=0.5) if attempts > 1 else 0)
             case Settlement.TELL:
