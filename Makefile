@@ -16,6 +16,8 @@ export PIP_NO_INPUT := 1
 ARGS ?=
 PYTHON ?=
 BIN := .venv/bin
+# a worker for each core; tests own their files and ports
+SIDE_BY_SIDE := -n auto --dist worksteal
 STEP := @printf '%-9s %s\n'
 PIP := @$(BIN)/python -m pip install -qq
 LOCK := @$(BIN)/uv pip compile -q $(ARGS) --no-config --system-certs --universal --python-version 3.11 \
@@ -35,11 +37,11 @@ serve: .venv/.run .venv/.self ## Keep the demo's server running, and say what to
 
 check: static ## Format, lint, types, layers; unit, simulation and conformance tests
 	$(STEP) tests 'unit, simulation, conformance'
-	@$(BIN)/python -m pytest tests/unit tests/simulation tests/conformance $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit tests/simulation tests/conformance $(ARGS)
 
 test: static ## All that check does, and the e2e tests: what CI runs
 	$(STEP) tests 'all'
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 format: .venv/.dev ## Put the code in its form, and mend what ruff can mend
 	$(STEP) format 'ruff'
