@@ -18,6 +18,7 @@ from sayso.agent import Agent
 from sayso.assembly import App
 from sayso.core.context import MessageRole
 from sayso.core.origin import Principal
+from sayso.journal.follow import Published
 from sayso.runtime.commands import Caller
 from sayso.runtime.ports import Call, Finished, ModelRequest
 from sayso.storage.sqlite import SqliteStore
@@ -84,8 +85,9 @@ async def _turns(app: App, alice: Caller, session: str, count: int) -> None:
     for _ in range(count):
         listener, _ = app.feeds.listen(session)
         await app.commands.post(alice, session, "do it")
-        while (event := await listener.queue.get()) is not None and event.row.kind != "turn.end":
-            pass
+        while (event := await listener.queue.get()) is not None:
+            if isinstance(event, Published) and event.row.kind == "turn.end":
+                break
         app.feeds.leave(session, listener)
 
 

@@ -19,7 +19,7 @@ from sayso.core.inputs import Answer
 from sayso.core.origin import Principal
 from sayso.demo.concierge import concierge, script, signed_by_demo
 from sayso.demo.stage import SECRETS, Open
-from sayso.journal.follow import Feeds, Listener
+from sayso.journal.follow import Feeds, Listener, Published
 from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.runtime.numbered import Beside, Line, numbered
@@ -203,7 +203,8 @@ class Done(list[str]):
         super().append(line)
         queue = self._listener.queue if self._listener is not None else None
         while queue is not None and not queue.empty() and (event := queue.get_nowait()) is not None:
-            self._seq = event.row.seq
+            if isinstance(event, Published):
+                self._seq = event.row.seq
         venue, _, text = line.partition(": ")
         self.entries.append(Beside(self._seq, self._clock.now_ms(), len(self) - _FIRST, f"outside.{venue}", text))
 
@@ -223,14 +224,18 @@ async def in_memory(now_ms: Callable[[], int]) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def local_stage(
-    ablation: Ablation = NONE, *, limits: Limits | None = None, open_store: OpenStore = in_memory
+    ablation: Ablation = NONE,
+    *,
+    limits: Limits | None = None,
+    open_store: OpenStore = in_memory,
+    model: ScriptedModel | None = None,
 ) -> AsyncIterator[LocalStage]:
     """Yield a stage on which Alice has a session, which also hears what the cinema says. `open_store` is given
     the stage's clock; an ablation puts its broken part in front of the store, the sources or the rules."""
     clock = VirtualClock(START_MS)
     done = Done(clock)
     world = World(lines=done)
-    model = ScriptedModel(script, last=1_000)
+    model = model or ScriptedModel(script, last=1_000)
     agent = concierge(world, model=model, scheme=lambda source: _Broken(signed_by_demo(source), ablation))
     async with open_store(clock.now_ms) as kept:
         failing = FailingStore(kept)

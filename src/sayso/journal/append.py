@@ -20,6 +20,7 @@ from sayso.core.errors import CommitUnknown, Conflict, Fenced, IllegalChange, Sa
 from sayso.core.retry import delay_ms
 from sayso.core.rows import Draft, Row
 from sayso.core.session import SessionRecord, Token
+from sayso.core.text import scrub
 from sayso.journal.follow import Feed
 from sayso.storage.store import Store, WriteOutcome
 
@@ -114,6 +115,14 @@ class Journal:
             self._writing = True
             self._writer = self._spawn(self._write_all())
         return Ticket(rows, done)
+
+    def write(self, turn: str, reply: int, text: str) -> None:
+        """Publish a piece of a reply that is being written. It is no row: it may be lost, and nothing acts on it."""
+        self._feed.write(turn, reply, scrub(text))
+
+    def erase(self) -> None:
+        """Forget what was published of a reply that ends without a row."""
+        self._feed.erase()
 
     def _refuse_if_over(self) -> None:
         if self.state is JournalState.FENCED:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sayso.core.rows import Row
+from sayso.core.rows import ModelCalledBody, ModelSaidBody, Row, TurnEndBody
 from sayso.core.session import START, Position
 from sayso.core.view import public
 from sayso.storage.store import Store
 
 #: events a listener may be behind before it is sent away to come back by its cursor
 QUEUE_EVENTS_MAX = 512
+#: unfinished text is gathered for so long, or up to so many characters, before it is published
+DELTA_S, DELTA_CHARS = 0.025, 4096
 #: rows fetched from the store at a time while catching up
 PAGE_ROWS = 500
 
@@ -44,6 +46,28 @@ class Published:
         return Frame(self.row.kind, encode(public(self.row)), str(self.row.position))
 
 
+@dataclass(frozen=True)
+class Delta:
+    """A piece of a reply that is still being written: where it belongs, and from which character on (K5).
+
+    It has no id and may be lost: a reader who joins gets the text so far, and the row replaces it.
+    """
+
+    turn: str
+    reply: int
+    offset: int
+    text: str
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The event that stands for the piece."""
+        place = {"turn": self.turn, "reply": self.reply, "offset": self.offset}
+        return Frame("delta", encode({**place, "text": self.text}))
+
+
+Event = Published | Delta
+
+
 def encode(value: object) -> str:
     """Return the JSON text of an event's data, on one line."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -53,11 +77,11 @@ def encode(value: object) -> str:
 class Listener:
     """One live reader. Its queue is bounded; the first event that finds it full closes it."""
 
-    queue: asyncio.Queue[Published | None] = field(default_factory=lambda: asyncio.Queue(QUEUE_EVENTS_MAX + 1))
+    queue: asyncio.Queue[Event | None] = field(default_factory=lambda: asyncio.Queue(QUEUE_EVENTS_MAX + 1))
     #: why it was sent away; empty while it is welcome
     farewell: str = ""
 
-    def offer(self, event: Published) -> None:
+    def offer(self, event: Event) -> None:
         """Take an event, or close for good if the reader is too far behind."""
         if self.farewell:
             return
@@ -82,12 +106,49 @@ class Feed:
     #: accepted and not yet durable, in order; kept by the journal that owns the session
     pending: list[Row] = field(default_factory=list)
     owned: bool = False
+    #: the reply that is being written: what was published of it, from its first character
+    unfinished: Delta | None = None
+    #: what was written of it since, and waits to be published
+    held: str = ""
+    _timer: asyncio.TimerHandle | None = None
 
     def publish(self, rows: Sequence[Row]) -> None:
-        """Hand accepted rows to every listener. No await: this is part of acceptance."""
-        if not self.listeners:
-            return
-        events = [Published(row) for row in rows]
+        """Hand accepted rows to every listener. No await: this is part of acceptance. Unfinished text that
+        belongs before them goes first, and a row that ends it takes its place."""
+        self.flush()
+        self._offer([Published(row) for row in rows] if self.listeners else [])
+        if any(isinstance(row.body, ModelSaidBody | ModelCalledBody | TurnEndBody) for row in rows):
+            self.unfinished = None
+
+    def write(self, turn: str, reply: int, text: str) -> None:
+        """Take a piece of a reply that is being written. The first piece of another one replaces it (K5)."""
+        if self.unfinished is None or (self.unfinished.turn, self.unfinished.reply) != (turn, reply):
+            self.erase()
+            self.unfinished = Delta(turn, reply, 0, "")
+        self.held += text
+        if len(self.held) >= DELTA_CHARS:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(DELTA_S, self.flush)
+
+    def flush(self) -> None:
+        """Publish what is held. What a reader who joins is told and what the others are told change in one step."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.held and self.unfinished is not None:
+            so_far = self.unfinished
+            piece = Delta(so_far.turn, so_far.reply, len(so_far.text), self.held)
+            self.unfinished = Delta(so_far.turn, so_far.reply, 0, so_far.text + self.held)
+            self.held = ""
+            self._offer([piece])
+
+    def erase(self) -> None:
+        """Forget the unfinished reply: it ended without a row, or the session is not owned here any more."""
+        self.flush()
+        self.unfinished = None
+
+    def _offer(self, events: Sequence[Event]) -> None:
         for listener in tuple(self.listeners):
             for event in events:
                 listener.offer(event)
@@ -116,6 +177,7 @@ class Feeds:
         if feed is not None:
             feed.owned = False
             feed.pending.clear()
+            feed.erase()
             self._drop_if_unused(session, feed)
 
     def listen(self, session: str) -> tuple[Listener, tuple[Row, ...]]:
@@ -124,6 +186,11 @@ class Feeds:
         listener = Listener()
         feed.listeners.add(listener)
         return listener, tuple(feed.pending)
+
+    def unfinished(self, session: str) -> Delta | None:
+        """Return what was published of the reply that is being written, or None."""
+        feed = self._feeds.get(session)
+        return feed.unfinished if feed is not None else None
 
     def leave(self, session: str, listener: Listener) -> None:
         """Forget a listener."""
@@ -151,17 +218,19 @@ class Feeds:
             del self._feeds[session]
 
 
-async def follow(store: Store, feeds: Feeds, session: str, *, after: Position | None) -> AsyncIterator[Frame]:
+async def follow(store: Store, feeds: Feeds, session: str, *, after: Position | None) -> AsyncGenerator[Frame, None]:
     """Yield what comes after a position, and stay (K1).
 
     First `resume {keep}`: rows beyond `keep` that the reader shows were never stored, and it drops them.
-    Then the missing rows, then `caught_up`, then rows as they are accepted. It ends with `farewell` when
-    this process lets the reader go; it then comes back by its cursor. `after=None` means from the start.
+    Then the missing rows, then `caught_up`, then the text so far of a reply that is being written, then rows
+    and pieces of text as they come. It ends with `farewell` when this process lets the reader go; it then
+    comes back by its cursor. `after=None` means from the start.
 
     Raises:
         StoreUnavailable: the store can't be read now.
     """
     listener, pending = feeds.listen(session)
+    unfinished = feeds.unfinished(session)  # in the same instant: what comes later is in the queue
     try:
         keep = await store.keep(session, after if after is not None else START)
         yield Frame("resume", encode({"keep": keep}))
@@ -175,8 +244,12 @@ async def follow(store: Store, feeds: Feeds, session: str, *, after: Position | 
                 yield Published(row).frame
                 seen = row.seq
         yield Frame("caught_up", encode({"seq": seen}))
+        if unfinished is not None and unfinished.text:
+            yield unfinished.frame
         while (event := await listener.queue.get()) is not None:
-            if event.row.seq == seen + 1:
+            if isinstance(event, Delta):
+                yield event.frame
+            elif event.row.seq == seen + 1:
                 yield event.frame
                 seen = event.row.seq
             elif event.row.seq > seen:  # a row that would leave a gap ends the stream instead
@@ -204,7 +277,8 @@ async def capture(
         by_seq = {row.seq: row for row in stored}
         accepted = [*pending]
         while not listener.queue.empty() and (event := listener.queue.get_nowait()) is not None:
-            accepted.append(event.row)
+            if isinstance(event, Published):
+                accepted.append(event.row)
         for row in accepted:
             if before is None or row.seq < before:
                 by_seq.setdefault(row.seq, row)

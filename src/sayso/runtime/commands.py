@@ -7,7 +7,7 @@ Everything that changes something is stored when it returns; nothing here waits 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from sayso.core.rows import (
 )
 from sayso.core.session import Position, SessionRecord
 from sayso.core.text import scrub
-from sayso.journal.follow import Feeds, Frame, Listener, capture, follow
+from sayso.journal.follow import Feeds, Frame, Listener, Published, capture, follow
 from sayso.runtime.limits import Limits
 from sayso.runtime.ports import Ids
 from sayso.runtime.rules import RULES, Rules
@@ -210,7 +210,7 @@ class Commands:
         try:
             async with asyncio.timeout(self._limits.settle_wait_ms / 1000):
                 while (event := await listener.queue.get()) is not None:
-                    if _settles(event.row, n):
+                    if isinstance(event, Published) and _settles(event.row, n):
                         return event.row
         except TimeoutError:
             pass
@@ -239,7 +239,7 @@ class Commands:
         rows, position = await capture(self._store, self._feeds, session, limit=most, before=before)
         return History(tuple(rows), position)
 
-    async def follow(self, by: Caller, session: str, *, after: Position | None) -> AsyncIterator[Frame]:
+    async def follow(self, by: Caller, session: str, *, after: Position | None) -> AsyncGenerator[Frame, None]:
         """Return the session's events from a position on; the check is made before the first one."""
         await self.session(by, session)
         return follow(self._store, self._feeds, session, after=after)

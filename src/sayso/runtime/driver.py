@@ -271,7 +271,7 @@ class Driver:
             case End():
                 await self._end(turn, effect)
             case CallModel():
-                self._waiting.append(partial(self._ask_model, turn.id))
+                self._waiting.append(partial(self._ask_model, turn.id, turn.replies + 1))
 
     def _ask(self, turn: Turn, calls: Sequence[Called]) -> None:
         self._stage(
@@ -360,7 +360,7 @@ class Driver:
             case Settlement.TELL:
                 self._stage(compose.told(call, self._turn, "no answer came"))
 
-    async def _ask_model(self, turn: str) -> None:
+    async def _ask_model(self, turn: str, number: int) -> None:
         persona, limits = self._around.persona, self._around.limits
         request = ModelRequest(
             persona.instructions, self._loaded.context.messages, persona.tools.offers, self._loaded.id, turn
@@ -371,6 +371,8 @@ class Driver:
                 async for event in events:
                     if isinstance(event, Finished):
                         reply = event
+                    else:
+                        self._journal.write(turn, number, event.text)
             if reply is None or not (reply.text or reply.calls):
                 reply, fault = None, "the model's answer was empty or cut short"
         except TimeoutError:
@@ -390,6 +392,7 @@ class Driver:
             case ModelEnded(turn=turn) if self._loaded.turn is None or self._loaded.turn.id != turn:
                 return  # an answer that nobody waits for any more
             case ModelEnded(reply=None, fault=fault):
+                self._journal.erase()
                 self._tell(ModelFailed(fault))
             case ModelEnded(reply=reply):
                 assert reply is not None

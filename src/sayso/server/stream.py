@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import cast
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -75,7 +74,7 @@ class Streams:
         by = await authenticate(self._identity, request.headers)
         session, after = wire.named("session", request.path_params["session"]), _after(request)
         frames = await self._commands.follow(by, session, after=after)
-        async with aclosing(cast(AsyncGenerator[Frame, None], frames)) as following:
+        async with aclosing(frames) as following:
             first = await anext(following)
             if self._closing or len(self._open) >= STREAMS_MAX:
                 raise Closing("no more streams are opened here")
