@@ -21,7 +21,7 @@ from sayso.core.retry import delay_ms
 from sayso.core.rows import Draft, Row
 from sayso.core.session import SessionRecord, Token
 from sayso.core.text import scrub
-from sayso.journal.follow import Feed
+from sayso.journal.follow import Feed, Status
 from sayso.storage.store import Store, WriteOutcome
 
 log = logging.getLogger(__name__)
@@ -155,6 +155,7 @@ class Journal:
             except (StoreUnavailable, CommitUnknown) as error:
                 attempt += 1
                 self.state = JournalState.UNRESOLVED
+                self._feed.tell(Status(self.state, len(self._feed.pending)))
                 wait_ms = delay_ms(attempt, chance=random.random())  # noqa: S311 - jitter, no secret
                 log.warning(
                     "rows not stored yet",
@@ -171,6 +172,7 @@ class Journal:
             match outcome:
                 case WriteOutcome.WRITTEN | WriteOutcome.ALREADY:
                     self.state = JournalState.HEALTHY
+                    self._feed.tell(None)
                     return
                 case WriteOutcome.FENCED:
                     raise Fenced(self.token.session, ours=self.token.epoch)

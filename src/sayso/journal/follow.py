@@ -65,7 +65,20 @@ class Delta:
         return Frame("delta", encode({**place, "text": self.text}))
 
 
-Event = Published | Delta
+@dataclass(frozen=True)
+class Status:
+    """Whether the store follows, for those who read: nothing of what a row says."""
+
+    state: str
+    pending: int
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The event that tells it. It has no id."""
+        return Frame("status", encode({"state": self.state, "pending": self.pending}))
+
+
+Event = Published | Delta | Status
 
 
 def encode(value: object) -> str:
@@ -106,6 +119,8 @@ class Feed:
     #: accepted and not yet durable, in order; kept by the journal that owns the session
     pending: list[Row] = field(default_factory=list)
     owned: bool = False
+    #: what readers were told of the store; None while it follows
+    status: Status | None = None
     #: the reply that is being written: what was published of it, from its first character
     unfinished: Delta | None = None
     #: what was written of it since, and waits to be published
@@ -143,6 +158,12 @@ class Feed:
             self.held = ""
             self._offer([piece])
 
+    def tell(self, status: Status | None) -> None:
+        """Tell the readers that the store does not follow, or (None) that it does again."""
+        if status != self.status:
+            self.status = status
+            self._offer([status or Status("healthy", 0)])
+
     def erase(self) -> None:
         """Forget the unfinished reply: it ended without a row, or the session is not owned here any more."""
         self.flush()
@@ -178,6 +199,7 @@ class Feeds:
             feed.owned = False
             feed.pending.clear()
             feed.erase()
+            feed.status = None
             self._drop_if_unused(session, feed)
 
     def listen(self, session: str) -> tuple[Listener, tuple[Row, ...]]:
@@ -187,10 +209,14 @@ class Feeds:
         feed.listeners.add(listener)
         return listener, tuple(feed.pending)
 
-    def unfinished(self, session: str) -> Delta | None:
-        """Return what was published of the reply that is being written, or None."""
+    def standing(self, session: str) -> list[Event]:
+        """Return what a reader who joins is told beside rows: that the store does not follow, and what was
+        published of the reply that is being written."""
         feed = self._feeds.get(session)
-        return feed.unfinished if feed is not None else None
+        if feed is None:
+            return []
+        writing = feed.unfinished if feed.unfinished is not None and feed.unfinished.text else None
+        return [event for event in (feed.status, writing) if event is not None]
 
     def leave(self, session: str, listener: Listener) -> None:
         """Forget a listener."""
@@ -223,14 +249,15 @@ async def follow(store: Store, feeds: Feeds, session: str, *, after: Position | 
 
     First `resume {keep}`: rows beyond `keep` that the reader shows were never stored, and it drops them.
     Then the missing rows, then `caught_up`, then the text so far of a reply that is being written, then rows
-    and pieces of text as they come. It ends with `farewell` when this process lets the reader go; it then
-    comes back by its cursor. `after=None` means from the start.
+    and pieces of text as they come, and `status` when the store stops or begins again to follow. It ends with
+    `farewell` when this process lets the reader go; it then comes back by its cursor. `after=None` means from
+    the start.
 
     Raises:
         StoreUnavailable: the store can't be read now.
     """
     listener, pending = feeds.listen(session)
-    unfinished = feeds.unfinished(session)  # in the same instant: what comes later is in the queue
+    standing = feeds.standing(session)  # in the same instant: what comes later is in the queue
     try:
         keep = await store.keep(session, after if after is not None else START)
         yield Frame("resume", encode({"keep": keep}))
@@ -244,15 +271,15 @@ async def follow(store: Store, feeds: Feeds, session: str, *, after: Position | 
                 yield Published(row).frame
                 seen = row.seq
         yield Frame("caught_up", encode({"seq": seen}))
-        if unfinished is not None and unfinished.text:
-            yield unfinished.frame
-        while (event := await listener.queue.get()) is not None:
-            if isinstance(event, Delta):
-                yield event.frame
-            elif event.row.seq == seen + 1:
-                yield event.frame
-                seen = event.row.seq
-            elif event.row.seq > seen:  # a row that would leave a gap ends the stream instead
+        for event in standing:
+            yield event.frame
+        while (coming := await listener.queue.get()) is not None:
+            if not isinstance(coming, Published):
+                yield coming.frame
+            elif coming.row.seq == seen + 1:
+                yield coming.frame
+                seen = coming.row.seq
+            elif coming.row.seq > seen:  # a row that would leave a gap ends the stream instead
                 listener.close("gap")
                 break
         yield Frame("farewell", encode({"reason": listener.farewell}))

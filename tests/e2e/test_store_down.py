@@ -1,0 +1,76 @@
+"""The store can't be written for a while, in the middle of a turn, in a real process: nothing acknowledged is
+lost, readers are told, and the session goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from sayso.assembly import create_token
+from sayso.demo.http_stage import HttpStage, demo_environ
+from sayso.testing.server_process import ServerProcess
+from sayso.testing.world_server import WorldClient, start_world
+
+
+async def events(
+    http: httpx2.AsyncClient, session: str, token: str, *, until: str, seen: list[tuple[str, str]]
+) -> None:
+    """Follow a session, noting (event, data), until an event of that kind."""
+    headers = {"Authorization": f"Bearer {token}"}
+    async with http.stream("GET", f"/v1/sessions/{session}/stream", headers=headers) as answer:
+        name = ""
+        async for line in answer.aiter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                seen.append((name, line.removeprefix("data: ")))
+                if name == until:
+                    return
+
+
+@pytest.mark.rule("H34", "K6")
+async def test_a_store_that_is_locked_for_a_while_in_mid_turn(tmp_path: Path) -> None:
+    database = tmp_path / "sayso.db"
+    token = await create_token(str(database), "user:alice", label="test", days=1)
+    with (
+        start_world() as world_url,
+        ServerProcess("sayso.demo.concierge:agent", database=database, environ=demo_environ(world_url)) as server,
+    ):
+        async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http, WorldClient(world_url) as world:
+            stage = HttpStage(http, {"alice": token}, world)
+            await stage.open()
+            seen: list[tuple[str, str]] = []
+            following = asyncio.create_task(events(http, stage.session, token, until="turn.end", seen=seen))
+            await world.restaurant.hold()
+            await stage.post("alice", "Book Friday at seven for four")
+            await world.restaurant.until_held()
+
+            other = sqlite3.connect(database, isolation_level=None)
+            other.execute("begin immediate")
+            await world.restaurant.release()
+            refused = await http.post(
+                "/v1/hooks/restaurant", content=b"{}", headers={"webhook-id": "x", "webhook-timestamp": "1"}
+            )
+            async with asyncio.timeout(30):
+                while not any(name == "status" for name, _ in seen):  # noqa: ASYNC110 - what a reader sees
+                    await asyncio.sleep(0.05)
+            other.execute("rollback")
+            other.close()
+            async with asyncio.timeout(60):
+                await following
+            await stage.rest()
+            books = await stage.books()
+
+    assert refused.status_code == 503  # its note can't be stored either, so the sender is told to try again
+    assert "retry-after" in refused.headers
+    assert sorted(books["tables"]) == ["R1"]
+    states = [json.loads(data)["state"] for name, data in seen if name == "status"]
+    assert states == ["unresolved", "healthy"]
+    kinds = [name for name, _ in seen if name not in ("status", "delta")]
+    assert kinds[-1] == "turn.end"
+    assert "Traceback" not in server.said()
