@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
 from sayso.core.origin import Principal
-from sayso.core.rows import ConsentApprovedBody, InputBody, TurnEndBody, TurnStartBody
+from sayso.core.rows import ConsentApprovedBody, InputBody, Row, TurnEndBody, TurnStartBody
+from sayso.core.session import Token
 from sayso.demo.local import LocalStage, OpenStore, local_stage
 from sayso.demo.scenarios import offer
 from sayso.runtime.commands import Caller
+from sayso.runtime.limits import Limits
+from sayso.storage.store import Store, WriteOutcome
+from sayso.testing.stores import StoreAround
 
 ALICE = Caller(Principal.parse("user:alice"), "api token")
 BOOK = "Book Friday at seven for four and tell the group"
@@ -65,3 +70,43 @@ async def test_an_answer_overtakes_the_queue_and_runs_when_no_turn_does(stage: L
     rows = await stage.app.store.rows(stage.session)
     starts = [(row.turn, row.body.consent, row.body.continues) for row in rows if isinstance(row.body, TurnStartBody)]
     assert starts[2:] == [("T3", None, None), ("T4", "A1", None), ("T5", "A1", "T2"), ("T6", None, None)]
+
+
+class Blocking(StoreAround):
+    """A store whose rows wait at the door while it is shut."""
+
+    def __init__(self, inside: Store) -> None:
+        super().__init__(inside)
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def write(self, token: Token, rows: Sequence[Row]) -> WriteOutcome:
+        await self.open.wait()
+        return await self.inside.write(token, rows)
+
+
+@pytest.mark.rule("K12", "N9")
+async def test_an_answer_is_told_as_settled_only_once_that_is_durable(open_store: OpenStore) -> None:
+    """The row is there when it is accepted; the caller is told when it can't be lost any more."""
+    blocking: list[Blocking] = []
+
+    @asynccontextmanager
+    async def opened(now_ms: Callable[[], int]) -> AsyncIterator[Store]:
+        async with open_store(now_ms) as store:
+            blocking.append(Blocking(store))
+            yield blocking[0].store
+
+    async with local_stage(open_store=opened, limits=Limits(settle_wait_ms=300)) as stage:
+        await stage.say("alice", BOOK)
+        await stage.hook(offer("20:30"), id="evt_17")
+        [question] = await stage.questions()
+        blocking[0].open.clear()
+
+        _, settled = await stage.app.commands.answer(ALICE, stage.session, stage.yes(question))
+        seen = await stage.app.commands.history(ALICE, stage.session)
+        assert isinstance(seen.rows[-1].body, ConsentApprovedBody)  # accepted, so readers see it
+        assert settled is None  # and not told as done
+
+        blocking[0].open.set()
+        await stage.rest()
+        assert sorted((await stage.books())["tables"]) == ["R2"]

@@ -137,7 +137,7 @@ class Journal:
                 commit = self._commits[0]
                 await self._write(commit)
                 self._commits.popleft()
-                del self._feed.pending[: len(commit.rows)]
+                self._feed.stored(len(commit.rows))
                 commit.done.set_result(None)
         except SaysoError as error:
             self._give_up(error)
@@ -189,5 +189,5 @@ class Journal:
             commit.done.set_exception(reason)
             commit.done.exception()  # whoever waits is told; nobody waiting is no fault
         self._commits.clear()
-        self._feed.pending.clear()
+        self._feed.lost()
         self._feed.dismiss("moved")

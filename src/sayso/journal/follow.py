@@ -125,6 +125,8 @@ class Feed:
     unfinished: Delta | None = None
     #: what was written of it since, and waits to be published
     held: str = ""
+    #: who waits for a pending row to be durable
+    _waiting: list[tuple[Row, asyncio.Future[bool]]] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
 
     def publish(self, rows: Sequence[Row]) -> None:
@@ -134,6 +136,31 @@ class Feed:
         self._offer([Published(row) for row in rows] if self.listeners else [])
         if any(isinstance(row.body, ModelSaidBody | ModelCalledBody | TurnEndBody) for row in rows):
             self.unfinished = None
+
+    def stored(self, count: int) -> None:
+        """The oldest `count` pending rows are durable."""
+        del self.pending[:count]
+        self._answer_waiting(durable=True)
+
+    def lost(self) -> None:
+        """The pending rows may never be stored."""
+        self.pending.clear()
+        self._answer_waiting(durable=False)
+
+    async def durable(self, row: Row) -> bool:
+        """Return True once a published row is durable; False if it may never be."""
+        if row not in self.pending:
+            return True
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((row, answer))
+        return await answer
+
+    def _answer_waiting(self, *, durable: bool) -> None:
+        still = [(row, answer) for row, answer in self._waiting if row in self.pending]
+        for row, answer in self._waiting:
+            if row not in self.pending and not answer.done():
+                answer.set_result(durable)
+        self._waiting = still
 
     def write(self, turn: str, reply: int, text: str) -> None:
         """Take a piece of a reply that is being written. The first piece of another one replaces it (K5)."""
@@ -197,7 +224,7 @@ class Feeds:
         feed = self._feeds.get(session)
         if feed is not None:
             feed.owned = False
-            feed.pending.clear()
+            feed.lost()
             feed.erase()
             feed.status = None
             self._drop_if_unused(session, feed)
@@ -224,6 +251,11 @@ class Feeds:
         if feed is not None:
             feed.listeners.discard(listener)
             self._drop_if_unused(session, feed)
+
+    async def durable(self, session: str, row: Row) -> bool:
+        """Return True once a published row is durable; False if it may never be."""
+        feed = self._feeds.get(session)
+        return feed is None or await feed.durable(row)
 
     def pending(self, session: str) -> tuple[Row, ...]:
         """Return the accepted rows of a session that are not durable yet."""

@@ -164,7 +164,7 @@ class Commands:
             put = await self._put(by, session, received, content, idempotency_key=idempotency_key)
             if put.n is None or put.outcome is not PutOutcome.STORED:
                 return put, await self._settled_before(session, put.n)
-            return put, await self._settling(listener, put.n)
+            return put, await self._settling(session, listener, put.n)
         finally:
             self._feeds.leave(session, listener)
 
@@ -206,12 +206,14 @@ class Commands:
             self._hints.hint(session)
         return put
 
-    async def _settling(self, listener: Listener, n: int) -> Row | None:
+    async def _settling(self, session: str, listener: Listener, n: int) -> Row | None:
+        """Wait for the row that settles an answer. It is seen when it is accepted, and told when it is durable:
+        what a caller was told must still be so after a crash."""
         try:
             async with asyncio.timeout(self._limits.settle_wait_ms / 1000):
                 while (event := await listener.queue.get()) is not None:
                     if isinstance(event, Published) and _settles(event.row, n):
-                        return event.row
+                        return event.row if await self._feeds.durable(session, event.row) else None
         except TimeoutError:
             pass
         return None
