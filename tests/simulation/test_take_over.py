@@ -45,7 +45,12 @@ class Node:
             did.append(name)
             return "done"
 
-        self.app = App(agent, store=store, clock=clock, ids=ids)
+        self._make = lambda limits: App(agent, store=store, clock=clock, ids=ids, limits=limits)
+        self.app = self._make(Limits())
+
+    def linger(self, linger_ms: int) -> None:
+        """Stay loaded for so long without work."""
+        self.app = self._make(Limits(linger_ms=linger_ms))
 
     async def start(self) -> None:
         await self.app.worker.register()
@@ -175,3 +180,26 @@ async def test_a_take_over_reads_the_same_at_any_length(turns: int) -> None:
 
     assert counting.read == 40
     assert len(await inside.rows(session)) == (turns + 1) * 4
+
+
+@pytest.mark.rule("K22")
+async def test_a_session_that_was_taken_over_is_let_go_like_any_other(
+    nodes: tuple[Node, Node, MemoryStore, list[str]],
+) -> None:
+    """Its inbox holds only entries that were taken before: there is nothing to look at, and so it is released."""
+    ended, heir, store, _ = nodes
+    session = await stand_still(ended)
+    ended.work.cancel()
+    with suppress(asyncio.CancelledError):
+        await ended.work
+    heir.linger(0)
+    await heir.start()
+    await heir.rest()
+
+    async with asyncio.timeout(10):
+        while True:
+            record = await store.session(session)
+            if record is not None and record.state == "idle":
+                break
+            await asyncio.sleep(0)
+    assert isinstance((await store.rows(session))[-1].body, TurnEndBody)

@@ -37,8 +37,10 @@ from sayso.storage.store import InboxRow, RefRow, Store
 class Inbox:
     """One session's inbox, as its owner reads it."""
 
-    def __init__(self, store: Store, loaded: Loaded, rules: Rules, limits: Limits) -> None:
+    def __init__(self, store: Store, loaded: Loaded, rules: Rules, limits: Limits, *, tail: int) -> None:
+        """`tail` is the newest entry when the session was claimed: the first look sees all up to it that wait."""
         self._store, self._loaded, self._rules, self._limits = store, loaded, rules, limits
+        self._tail = tail
         #: the last entry looked at, taken or not: what a release compares with (K22)
         self.looked_to = 0
         self._waiting: deque[InboxRow] = deque()
@@ -57,6 +59,7 @@ class Inbox:
                     case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY:
                         control.append(entry)
             if len(page) < self._limits.inbox_page:
+                self.looked_to = max(self.looked_to, self._tail)
                 return control
 
     # the control lane
