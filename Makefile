@@ -48,6 +48,10 @@ format: .venv/.dev ## Put the code in its form, and mend what ruff can mend
 	@$(BIN)/ruff check -q --fix-only .
 	@$(BIN)/ruff format -q .
 
+matrix: .venv/.dev .venv/.self ## Kill a real server at every commit and every await of two stories (five minutes)
+	$(STEP) matrix 'every cell'
+	@SAYSO_TEST_MATRIX=all $(BIN)/python -m pytest tests/e2e/test_crash_matrix.py $(ARGS)
+
 bench: .venv/.dev .venv/.self ## Measure
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -77,7 +81,7 @@ help: ## Show this list
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
 		/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-.PHONY: demo serve check test format bench docs record lock clean help static
+.PHONY: demo serve check test format matrix bench docs record lock clean help static
 
 
 # What is shown of the checks is what they found; a step that says nothing more found nothing.

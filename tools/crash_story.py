@@ -1,8 +1,5 @@
-"""Play the stories of the crash matrix: a real server is killed at a named place, started again on the same file,
-and the story goes on, as its people do.
-
-`python -m tools.crash_matrix` plays every cell, writes the list of places and the table of what was found and what
-followed to tests/recorded, and prints the table. `tests/e2e/test_crash_matrix.py` plays the same cells and checks each.
+"""Play a cell of the crash matrix: a real server is killed at a named place, started again on the same file, and the
+story goes on as its people do. Who got no answer sends again; a page comes back by the last event that it has.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,9 +38,9 @@ from sayso.runtime.numbered import Line, numbered
 from sayso.sources import sign
 from sayso.storage.sqlite import SqliteStore
 from sayso.storage.store import DoorRow, InboxRow, OperationRow
+from sayso.testing.crash import MOMENT_S
 from sayso.testing.world_server import RestaurantClient
 
-RECORDED = Path(__file__).parents[1] / "tests" / "recorded"
 BOOK = "Book Friday at seven for four and tell the group"
 #: how long a cell may take, seconds
 PATIENCE_S = 20.0
@@ -145,8 +142,8 @@ class Found:
 
     @property
     def out(self) -> list[OperationRow]:
-        """The operations that were sent and not answered."""
-        return [one for one in self.operations if one.state is OperationState.SENT]
+        """The operations that were sent and not answered; of some the file says already that they are unknown."""
+        return [one for one in self.operations if one.state in (OperationState.SENT, OperationState.UNKNOWN)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +164,8 @@ class Played:
     found: list[Found] = field(default_factory=list)
     #: the places that each start of the server passed
     passed: list[list[str]] = field(default_factory=list)
+    #: the kinds of the rows in each write of the first start, in order
+    writes: list[str] = field(default_factory=list)
     #: exit codes of the server's starts
     codes: list[int] = field(default_factory=list)
     #: of the message, the hook and the answer
@@ -187,6 +186,9 @@ class Played:
     #: what the server logged: warnings and worse
     said: str = ""
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"Played({self.cell})"
 
     @property
     def kills(self) -> int:
@@ -234,8 +236,11 @@ def seq(row: Mapping[str, Any]) -> int:
 class Town:
     """One cell's server, its outside and its people."""
 
-    def __init__(self, one: Zygote, given: Prepared, cell: Cell, folder: Path, http: httpx2.AsyncClient) -> None:
+    def __init__(
+        self, one: Zygote, given: Prepared, cell: Cell, folder: Path, http: httpx2.AsyncClient, moment_s: float
+    ) -> None:
         self._zygote, self._given, self._cell, self._folder, self._http = one, given, cell, folder, http
+        self._moment_s = moment_s
         self._story = STORIES[cell.story]
         self._database = folder / "sayso.db"
         self._world_url = ""
@@ -295,7 +300,7 @@ class Town:
         for start in itertools.count():
             told, log = self._folder / f"passed-{start}", self._folder / "server.log"
             at = self._cell.points[start] if start < len(self._cell.points) else None
-            order = Order(str(self._database), self._world_url, at, str(told))
+            order = Order(str(self._database), self._world_url, at, str(told), self._moment_s)
             started = self._zygote.serve(order, start=start, linger_ms=self._story.linger_ms, log=str(log))
             self._started.append(started)
             url = await started.process.listening
@@ -305,7 +310,9 @@ class Town:
             if url is not None:
                 self._server = asyncio.get_running_loop().create_future()
             self.played.codes.append(code)
-            self.played.passed.append(told.read_text().split() if told.exists() else [])
+            lines = [line.partition(" ") for line in told.read_text().splitlines()] if told.exists() else []
+            self.played.passed.append([name for name, _, _ in lines])
+            self.played.writes = self.played.writes or [note for _, _, note in lines if note]
             self.played.said = log.read_text() if log.exists() else ""
             if code != -signal.SIGKILL:
                 return
@@ -313,11 +320,7 @@ class Town:
 
     async def _look(self, aside: Path) -> Found:
         """Return what a copy of the file holds: opening the file itself would do the next start's work for it."""
-        aside.mkdir()
-        for each in self._folder.glob("sayso.db*"):
-            if not each.name.endswith((".lock", "-shm")):
-                shutil.copyfile(each, aside / each.name)
-        store = await SqliteStore.open(aside / "sayso.db", clock=SystemClock().now_ms, exclusive=False)
+        store = await SqliteStore.open(_copied(self._database, aside), clock=SystemClock().now_ms, exclusive=False)
         record = await store.session(self._given.session)
         assert record is not None
         rows = await store.rows(record.id)
@@ -378,11 +381,9 @@ class Town:
         """Return once no input waits, no turn is open, no yes owes one, and the page has seen all of it."""
         while not await self._at_rest():
             self.played.reader.news.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self.played.reader.news.wait()
-            except TimeoutError:
-                pass
 
     async def _at_rest(self) -> bool:
         before, asked, session = await self._get(""), await self._questions(), await self._get("")
@@ -407,10 +408,8 @@ class Town:
         """Follow the session, and come back whenever the stream ends."""
         while True:
             server = await self._running()
-            try:
+            with suppress(httpx2.TransportError):
                 await self._follow(server)
-            except httpx2.TransportError:
-                pass
             await server.started.process.ended
 
     async def _follow(self, server: Server) -> None:
@@ -444,6 +443,15 @@ class Town:
         await store.close()
 
 
+def _copied(database: Path, aside: Path) -> Path:
+    """Return a copy of a store's file, with what is still in its write-ahead log, in a folder of its own."""
+    aside.mkdir()
+    for suffix in ("", "-wal"):
+        if (each := database.with_name(database.name + suffix)).exists():
+            shutil.copyfile(each, aside / each.name)
+    return aside / database.name
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """A start of the server that listens, or did."""
@@ -453,8 +461,8 @@ class Server:
     started: Started
 
 
-async def play(one: Zygote, given: Prepared, cell: Cell) -> Played:
-    """Play one cell.
+async def play(one: Zygote, given: Prepared, cell: Cell, *, moment_s: float = MOMENT_S) -> Played:
+    """Play one cell; a server that is killed lives on at its place for `moment_s`, save for the thread that came to it.
 
     Raises:
         TimeoutError: it did not come to its end.
@@ -463,7 +471,7 @@ async def play(one: Zygote, given: Prepared, cell: Cell) -> Played:
     nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as in the child: there is no TLS on loopback
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         async with httpx2.AsyncClient(verify=nobody, trust_env=False, timeout=PATIENCE_S) as http:
-            town = Town(one, given, cell, Path(folder), http)
+            town = Town(one, given, cell, Path(folder), http, moment_s)
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await town.play()

@@ -20,7 +20,7 @@ from sayso.demo.concierge import concierge, script, signed_by_demo
 from sayso.runtime.limits import Limits
 from sayso.server.app import Server
 from sayso.storage.sqlite import SqliteStore
-from sayso.testing.crash import CrashPoints, WatchedAnswers, WatchedModel, WatchedStore
+from sayso.testing.crash import MOMENT_S, CrashPoints, WatchedAnswers, WatchedModel, WatchedStore
 from sayso.testing.scripted import ScriptedModel
 from sayso.testing.world_server import CinemaClient, GroupClient, RestaurantClient
 
@@ -38,6 +38,8 @@ class Order:
     at: str | None
     #: file that is told every place that is passed
     told: str
+    #: how long the other threads go on at the place, before the end
+    moment_s: float = MOMENT_S
 
 
 class Outside:
@@ -97,7 +99,7 @@ class Incarnation:
 
     async def run(self, order: Order, listens: Callable[[str], object]) -> None:
         """Serve until SIGTERM, or until the place of the order; `listens` is told the address."""
-        self._points.arm(at=order.at, told=Path(order.told))
+        self._points.arm(at=order.at, told=Path(order.told), moment_s=order.moment_s)
         self._outside.at(order.world_url)
         store = await SqliteStore.open(
             order.database, clock=SystemClock().now_ms, exclusive=True, on_commit=self._points.committing

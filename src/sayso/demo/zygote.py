@@ -16,11 +16,13 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
+import httpx2
 import uvicorn
 
 from sayso.demo.crash_child import Incarnation, Order
@@ -56,6 +58,8 @@ class _Zygote:
         self._alive, self._life = os.pipe()
 
     def run(self) -> None:
+        """Obey until the orders end."""
+        asyncio.run(_warm_up())
         gc.freeze()
         orders = b""
         while True:
@@ -110,6 +114,20 @@ class _Zygote:
         for child in self._children.values():
             os.kill(child.pid, signal.SIGKILL)
             os.waitpid(child.pid, 0)
+
+
+async def _warm_up() -> None:
+    """Serve once in this process: what is imported late, and what is made at first use, is there before a fork."""
+    listens: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    with tempfile.TemporaryDirectory() as folder:
+        order = Order(f"{folder}/warm.db", "http://127.0.0.1:9", None, f"{folder}/passed")
+        serving = asyncio.create_task(Incarnation(linger_ms=0).run(order, listens.set_result))
+        async with httpx2.AsyncClient(base_url=await listens, trust_env=False) as http:
+            for path in ("/readyz", "/v1/sessions", "/v1/sessions/none/stream"):
+                await http.get(path)
+            await http.post("/v1/hooks/restaurant", content=b"{}")
+        signal.raise_signal(signal.SIGTERM)
+        await serving
 
 
 def _tell(**said: object) -> None:

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -23,6 +23,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sayso.core.rows import Row
+from sayso.core.session import Token
 from sayso.runtime.ports import Finished, Model, ModelRequest, TextDelta
 from sayso.storage.sqlite_threads import CommitPhase
 from sayso.storage.store import Store
@@ -33,8 +35,7 @@ T = TypeVar("T")
 #: whose step this is: "" is the runtime's own, None is not counted
 _whose: ContextVar[str | None] = ContextVar("whose", default="")
 
-#: how long all other threads may go on before the end: they finish what is under way, so that a place always leaves
-#: the same behind, and what would act on a row too early gets its chance to
+#: long enough for a place to leave the same behind each time
 MOMENT_S = 0.03
 
 _PHASES = {CommitPhase.BEFORE: "before", CommitPhase.AFTER: "after"}
@@ -47,16 +48,19 @@ class CrashPoints:
         self._passed: Counter[str] = Counter()
         self._passing = threading.Lock()
         self._at: str | None = None
+        self._moment_s = MOMENT_S
         self._told: int | None = None
 
-    def arm(self, *, at: str | None = None, told: Path | None = None) -> None:
+    def arm(self, *, at: str | None = None, told: Path | None = None, moment_s: float = MOMENT_S) -> None:
         """From now on: end at the place of this name, and write each name that is passed to a file, a line each,
-        there at once whatever ends the process."""
-        self._at = at
+        there at once whatever ends the process. All other threads may go on for `moment_s` before the end: they
+        finish what is under way, and what would act on a row too early gets its chance to."""
+        self._at, self._moment_s = at, moment_s
         self._told = None if told is None else os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
 
-    def passing(self, place: str) -> None:
-        """Pass a place; from any thread. SIGKILL, as `kill -9`: this does not return where it ends the process."""
+    def passing(self, place: str, *, note: str = "") -> None:
+        """Pass a place; from any thread. SIGKILL, as `kill -9`: this does not return where it ends the process.
+        A note stands behind the name in the file."""
         whose = _whose.get()
         if whose is None:
             return
@@ -65,9 +69,9 @@ class CrashPoints:
             self._passed[place] += 1
             name = f"{place}#{self._passed[place]}"
             if self._told is not None:
-                os.write(self._told, f"{name}\n".encode())
+                os.write(self._told, f"{name} {note}".strip().encode() + b"\n")
         if name == self._at:
-            time.sleep(MOMENT_S)
+            time.sleep(self._moment_s)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def committing(self, phase: CommitPhase, bodies: tuple[str, ...]) -> None:
@@ -76,13 +80,15 @@ class CrashPoints:
         for body in bodies:
             self.passing(f"commit.{body}:{_PHASES[phase]}")
 
-    def around(self, place: str, call: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    def around(
+        self, place: str, call: Callable[P, Awaitable[T]], *, note: Callable[P, str] | None = None
+    ) -> Callable[P, Coroutine[Any, Any, T]]:
         """Return `call` with a place before it goes out, and one after it came back with a result or an error,
-        before anything is done with that."""
+        before anything is done with that. `note` says of its arguments what is noted at the first."""
 
         @functools.wraps(call)
         async def watched(*args: P.args, **kwargs: P.kwargs) -> T:
-            self.passing(f"{place}:before")
+            self.passing(f"{place}:before", note="" if note is None else note(*args, **kwargs))
             try:
                 result = await call(*args, **kwargs)
             except Exception:
@@ -108,12 +114,18 @@ class WatchedStore:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
-        return self._points.around(f"store.{name}", found) if inspect.iscoroutinefunction(found) else found
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return self._points.around(f"store.{name}", found, note=_kinds if name == "write" else None)
 
     @property
     def as_store(self) -> Store:
         """Itself, as those see it who are handed it."""
         return cast(Store, self)
+
+
+def _kinds(_: Token, rows: Sequence[Row]) -> str:
+    return ",".join(row.kind for row in rows)
 
 
 class WatchedModel:

@@ -1,0 +1,255 @@
+"""A real server is killed at every commit and every await of two stories, and both end as if nothing had happened.
+
+Each cell is played by `tools/crash_story.py` with real processes, sockets and files; here is what must be true at its
+end. `make test` plays a twelfth of them, `make matrix` all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+
+from sayso.core.operation import OperationState
+from sayso.core.rows import (
+    Ending,
+    Kind,
+    Row,
+    Scalar,
+    ToolResultBody,
+    ToolSentBody,
+    ToolUnknownBody,
+    TurnEndBody,
+    TurnStartBody,
+)
+from sayso.core.session import Token
+from sayso.storage.memory import MemoryStore
+from sayso.storage.store import Entry, InboxRow, OperationRow, WriteOutcome
+from tools.crash_matrix import Matrix, all_cells, matrix, recorded_cells, table
+from tools.crash_story import STORIES, Cell, Played, play, seq
+
+#: `make matrix` plays every cell (five minutes); otherwise every so many, so that each kind of place is among them
+EVERY = 1 if os.environ.get("SAYSO_TEST_MATRIX") == "all" else 12
+ALL_CELLS = recorded_cells()
+CELLS = ALL_CELLS[::EVERY]
+LOOKED_UP = "reserve_table"
+
+
+@pytest.fixture(scope="module")
+async def plays() -> AsyncIterator[Matrix]:
+    async with matrix(CELLS) as one:
+        yield one
+
+
+async def test_the_list_of_places_is_whole_and_current(plays: Matrix) -> None:
+    """If not: `python -m tools.crash_matrix`."""
+    async with asyncio.timeout(60):
+        found = await all_cells(plays.zygote, plays.given)
+    assert _of_the_story(found) == _of_the_story(ALL_CELLS)
+
+
+def _of_the_story(cells: Iterable[Cell]) -> set[str]:
+    """The places that the story passes; how often a worker looks around beside it is up to its clock."""
+    around = ("store.claim", "commit.claim", "store.fire", "commit.fire", "store.forget", "commit.forget")
+    return {str(cell) for cell in cells if not cell.points[-1].startswith(around)}
+
+
+@pytest.mark.rule("A4", "A7", "A8", "B8", "B10", "B15", "D1", "D2", "D4", "D5", "E1", "K1", "K13", "K15", "K16", "K27")
+@pytest.mark.rule("F3", "F25", "F35", "F54", "N1", "N20", "W10", "W12")
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+async def test_a_killed_server_changes_nothing_in_the_end(plays: Matrix, cell: Cell) -> None:
+    played = await plays.played(cell)
+
+    assert played.kills == len(cell.points), f"ended as {played.codes}"
+    assert played.codes[-1] == 0
+    assert played.said == ""
+    everybody_was_answered(played)
+    one_question_was_asked_and_answered(played)
+    it_was_done_once(played)
+    rows_are_whole(played)
+    await side_tables_follow_from_the_rows(played)
+    every_turn_and_call_has_ended(played)
+    the_log_says_what_was_found(played)
+    the_page_shows_what_is_stored(played)
+
+
+# --- what must be true ---------------------------------------------------------
+
+
+def everybody_was_answered(played: Played) -> None:
+    """Who had no answer sent again until there was one, and it was good; what was told then still stands (N1)."""
+    assert list(played.tries) == ["message", "hook", "answer"]
+    for tries in played.tries.values():
+        *before, last = tries
+        assert [each.status for each in before] == [None] * len(before)
+        assert last.status in (200, 202)
+    assert played.tries["hook"][-1].status == 202
+    settled = (played.tries["answer"][-1].said or {}).get("settled")
+    assert settled is None or settled in played.history
+
+
+def one_question_was_asked_and_answered(played: Played) -> None:
+    [question] = played.consents
+    assert (question["id"], question["state"]) == ("A1", "used")
+    kinds = Counter(row.kind for row in played.rows)
+    assert [kinds[once] for once in (Kind.TURN_ASK, Kind.CONSENT_APPROVED, Kind.CONSENT_USED, Kind.EFFECT_GONE)] == [
+        1
+    ] * 4
+    taken = [entry for entry in played.inbox if entry.state == "taken"]
+    assert taken == played.inbox
+    assert len([entry for entry in taken if entry.source == "restaurant"]) == 1
+    yes = len(played.tries["answer"]) if not STORIES[played.cell.story].keyed else 1
+    assert len([entry for entry in taken if entry.input.answer is not None]) in range(1, yes + 1)
+    assert len([entry for entry in taken if entry.input.answer is None]) == 2
+
+
+def it_was_done_once(played: Played) -> None:
+    """By the outside's own books, which no crash of ours can touch."""
+    full = STORIES[played.cell.story].full
+    friday = {"day": "Friday", "time": "20:30", "party": 4}
+    assert played.books["tables"] == ({} if full else {"R2": friday})
+    told = ["Friday 19:00, a table for 4. See you there!", "Change of plan: Friday 20:30."]
+    assert played.books["texts"] == told[: 1 if full else 2]
+    made = [line for line in played.lines if " holds " in line or " has " in line]
+    assert len(made) == (2 if full else 4)
+
+
+def rows_are_whole(played: Played) -> None:
+    rows = played.rows
+    assert [row.seq for row in rows] == list(range(1, len(rows) + 1))
+    assert len({row.commit_key for row in rows}) == len(rows)
+    assert all(earlier.epoch <= later.epoch and earlier.at_ms <= later.at_ms for earlier, later in pairwise(rows))
+
+
+async def side_tables_follow_from_the_rows(played: Played) -> None:
+    """Inputs and rows, written anew into an empty store, make the same side tables."""
+    assert await rebuilt(played) == played.tables
+
+
+def every_turn_and_call_has_ended(played: Played) -> None:
+    bodies = [row.body for row in played.rows]
+    started = [row.turn for row in played.rows if isinstance(row.body, TurnStartBody)]
+    ended = [row.turn for row in played.rows if isinstance(row.body, TurnEndBody)]
+    assert started == ended == ["T1", "T2", "T3", "T4"]
+    endings = [body.ending for body in bodies if isinstance(body, TurnEndBody)]
+    steps = Ending.FAILED if STORIES[played.cell.story].full else Ending.DONE
+    assert endings == [Ending.DONE, Ending.ASKED, steps, Ending.DONE]
+    results = [body.call for body in bodies if isinstance(body, ToolResultBody)]
+    assert sorted(results) == ["T1.1.1", "T1.1.2", "T2.1.1", "T2.1.2", "T3.0.1", "T3.0.2"]
+    states = {operation.operation: operation.state for operation in played.operations}
+    first = {"T1.1.1": OperationState.GONE, "T1.1.2": OperationState.ANSWERED}
+    if STORIES[played.cell.story].full:
+        assert states == first | {"T3.0.1": OperationState.FAILED}
+    else:
+        assert states == first | {"T3.0.1": OperationState.ANSWERED, "T3.0.2": OperationState.ANSWERED}
+
+
+def the_log_says_what_was_found(played: Played) -> None:
+    """An operation that was out when the process ended is unknown from then on, and is asked for, or sent again under
+    its key; nothing else ever is."""
+    found_out = [(kill, one) for kill, found in enumerate(played.found) for one in _sent(found.operations)]
+    for kill, out in found_out:
+        after = [row for row in played.rows if row.epoch > played.found[kill].record.epoch]
+        unknown, then, *_ = [row.body for row in after if getattr(row.body, "operation", None) == out.operation]
+        assert isinstance(unknown, ToolUnknownBody)
+        if out.tool == LOOKED_UP:  # what it made is known, or that it never was
+            assert isinstance(then, ToolResultBody | ToolUnknownBody)
+        else:
+            assert isinstance(then, ToolSentBody)
+            assert then.attempt == out.attempts + 1
+        assert any(line.kind == "tool.unknown" and line.text.startswith(out.tool) for line in played.log)
+    if not found_out:
+        assert not any(isinstance(row.body, ToolUnknownBody) for row in played.rows)
+        assert all(row.body.attempt == 1 for row in played.rows if isinstance(row.body, ToolSentBody))
+    sent = [row.body for row in played.rows if isinstance(row.body, ToolSentBody)]
+    assert all(body.key.endswith(f":{body.operation}") for body in sent)
+    attempts = [body.attempt for body in sorted(sent, key=lambda body: (body.operation, body.attempt))]
+    assert all(later in (1, earlier + 1) for earlier, later in pairwise(attempts))
+
+
+def _sent(operations: tuple[OperationRow, ...]) -> list[OperationRow]:
+    return [one for one in operations if one.state is OperationState.SENT]
+
+
+def the_page_shows_what_is_stored(played: Played) -> None:
+    """Whatever a page was shown too early, it ends with the stored rows, each once (K1)."""
+    assert played.reader.rows == played.history
+    assert [row["position"] for row in played.history] == [str(row.position) for row in played.rows]
+    assert not any(row in played.history for row in played.reader.dropped)
+
+
+# --- the side tables, built anew -------------------------------------------------
+
+
+@dataclass
+class Clock:
+    """The time of whatever is written now."""
+
+    now_ms: int = 0
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+async def rebuilt(played: Played) -> dict[str, list[tuple[Scalar, ...]]]:
+    """Return the side tables of an empty store into which the inputs and the rows were written, in their order."""
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    session = played.found[0].record if played.found else None
+    assert session is not None
+    await store.create_session(session.id, owner=session.owner, title=session.title)
+    inputs, token = deque(played.inbox), None
+    for row in played.rows:
+        while inputs and inputs[0].at_seq < row.seq:
+            clock.now_ms = inputs[0].received_at_ms
+            await store.put(_entry(session.id, inputs.popleft()))
+        token = await _owned(store, token, row.epoch)
+        again = Row(row.seq, row.epoch, row.turn, token.commit_key(row.seq), row.at_ms, row.body)
+        assert await store.write(token, [again]) is WriteOutcome.WRITTEN
+    return await store.side_tables(session.id)
+
+
+def _entry(session: str, stored: InboxRow) -> Entry:
+    return Entry(session, stored.source, stored.event_id, stored.input, f"sha256:{stored.event_id}", keep_ms=60_000)
+
+
+async def _owned(store: MemoryStore, token: Token | None, epoch: int) -> Token:
+    """Return the right to write under an epoch."""
+    while token is None or token.epoch < epoch:
+        if token is not None:
+            await store.surrender(token)
+        [claimed] = await store.claim("rebuilding", at_most=1)
+        token = claimed.token
+    return token
+
+
+# --- and beside the cells --------------------------------------------------------
+
+
+@pytest.mark.rule("K1", "N1")
+async def test_a_page_drops_the_rows_that_it_saw_and_that_were_never_stored(plays: Matrix) -> None:
+    """The process lives on for a while before its COMMIT: the page is shown the rows, and nothing acts on them."""
+    cell = Cell("offer", ("commit.write:before#9",))
+    async with asyncio.timeout(60):
+        played = await play(plays.zygote, plays.given, cell, moment_s=1.0)
+
+    dropped = [row["kind"] for row in played.reader.dropped]
+    assert dropped == ["consent.used", "turn.start", "turn.steps", "tool.sent"]
+    assert "tool.reserve_table:before#2" not in played.passed[0]
+    the_page_shows_what_is_stored(played)
+    it_was_done_once(played)
+    assert [seq(row) for row in played.reader.rows] == list(range(1, len(played.rows) + 1))
+
+
+async def test_the_table_names_every_place(plays: Matrix) -> None:
+    some = [Cell("offer", (point,)) for point in ("commit.write:before#10", "tool.tell_group:after#2")]
+    async with asyncio.timeout(60):
+        lines = table([await play(plays.zygote, plays.given, cell) for cell in some]).splitlines()
+
+    assert "| before `commit.write` 10 | T3 is open: reserve_table is out, tell_group is due | " in "\n".join(lines)
+    assert "| after `tool.tell_group` 2 | T3 is open: reserve_table is done, tell_group is out | " in "\n".join(lines)
