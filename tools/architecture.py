@@ -492,6 +492,11 @@ def demo_log() -> str:
     return "*No log is recorded yet: `make demo` prints one.*"
 
 
+def crash_matrix() -> str:
+    """Return the table of the crash matrix, as `make matrix`'s tool recorded it."""
+    return (ROOT / "tests" / "recorded" / "crash_matrix.md").read_text("utf-8").strip()
+
+
 # --- documents ---------------------------------------------------------------
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -505,6 +510,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "example": example,
     "demo-log": demo_log,
+    "crash-matrix": crash_matrix,
 }
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
