@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -45,12 +46,12 @@ class Node:
             did.append(name)
             return "done"
 
-        self._make = lambda limits: App(agent, store=store, clock=clock, ids=ids, limits=limits)
-        self.app = self._make(Limits())
+        self._make = partial(App, agent, store=store, clock=clock, ids=ids)
+        self.app = self._make()
 
     def linger(self, linger_ms: int) -> None:
         """Stay loaded for so long without work."""
-        self.app = self._make(Limits(linger_ms=linger_ms))
+        self.app = self._make(limits=Limits(linger_ms=linger_ms))
 
     async def start(self) -> None:
         await self.app.worker.register()
