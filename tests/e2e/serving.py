@@ -38,7 +38,7 @@ from sayso.storage.sqlite import SqliteStore
 from sayso.storage.store import DoorRow, Store, WriteOutcome
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLwSw"
-LIMITS = Limits(settle_wait_ms=200, message_bytes=64 * 1024, history_rows=50)
+LIMITS = Limits(settle_wait_ms=2_000, message_bytes=64 * 1024, history_rows=50)
 #: body of a hook
 HOOK_BYTES_MAX = 128 * 1024
 
