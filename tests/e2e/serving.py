@@ -111,7 +111,7 @@ class Owner:
         """Accept rows, and return when they are stored."""
         rows = self.publish(*bodies, turn=turn)
         assert await self.store.write(self.token, rows) is WriteOutcome.WRITTEN
-        del self.feed.pending[: len(rows)]
+        self.feed.stored(len(rows))
 
     async def says(self, *texts: str) -> None:
         """Write a row for each text."""
