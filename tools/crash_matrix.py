@@ -27,7 +27,7 @@ RECORDED = Path(__file__).parents[1] / "tests" / "recorded"
 POINTS = RECORDED / "crash_points.txt"
 TABLE = RECORDED / "crash_matrix.md"
 #: cells played at the same time: each mostly waits
-TOGETHER = 1
+TOGETHER = 4
 #: how long a cell may take, seconds
 CELL_S = 40.0
 

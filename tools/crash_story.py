@@ -253,7 +253,7 @@ class Town:
         """Play the story to its end, whatever happens to the server."""
         world = self._zygote.world()
         self._started.append(world)
-        self._world_url = await world.process.listening or ""
+        self._world_url = await world.process.address() or ""
         shutil.copyfile(self._given.database, self._database)
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(self._keep_serving())
@@ -269,7 +269,7 @@ class Town:
         """End whatever still runs."""
         for each in self._started:
             each.signal(signal.SIGKILL)
-            await each.process.ended
+            await each.process.exit_code()
 
     async def _act(self) -> None:
         message = {"json": {"text": BOOK}, "headers": {"Idempotency-Key": "message-1"}}
@@ -303,10 +303,10 @@ class Town:
             order = Order(str(self._database), self._world_url, at, str(told), self._moment_s)
             started = self._zygote.serve(order, start=start, linger_ms=self._story.linger_ms, log=str(log))
             self._started.append(started)
-            url = await started.process.listening
+            url = await started.process.address()
             if url is not None:
                 self._server.set_result(Server(start, url, started))
-            code = await started.process.ended
+            code = await started.process.exit_code()
             if url is not None:
                 self._server = asyncio.get_running_loop().create_future()
             self.played.codes.append(code)
@@ -349,7 +349,7 @@ class Town:
                 answer = await self._http.post(server.url + path, **sent)
             except httpx2.TransportError:
                 self.played.tries[what].append(Try(server.start, None))
-                await server.started.process.ended
+                await server.started.process.exit_code()
                 continue
             said = answer.json() if answer.content else None
             self.played.tries[what].append(Try(server.start, answer.status_code, said))
@@ -371,7 +371,7 @@ class Town:
                 )
                 return answer.raise_for_status().json()
             except httpx2.TransportError:
-                await server.started.process.ended
+                await server.started.process.exit_code()
 
     async def _questions(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = (await self._get("/consents"))["consents"]
@@ -400,7 +400,7 @@ class Town:
         self.played.history = (await self._get("/history?limit=500"))["rows"]
         server = await self._running()
         server.started.signal(signal.SIGTERM)
-        return await server.started.process.ended != -signal.SIGKILL
+        return await server.started.process.exit_code() != -signal.SIGKILL
 
     # a page
 
@@ -410,7 +410,7 @@ class Town:
             server = await self._running()
             with suppress(httpx2.TransportError):
                 await self._follow(server)
-            await server.started.process.ended
+            await server.started.process.exit_code()
 
     async def _follow(self, server: Server) -> None:
         reader = self.played.reader

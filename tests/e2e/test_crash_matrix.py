@@ -33,7 +33,7 @@ from sayso.storage.store import Entry, InboxRow, OperationRow, WriteOutcome
 from tools.crash_matrix import Matrix, all_cells, matrix, recorded_cells, table
 from tools.crash_story import STORIES, Cell, Played, play, seq
 
-#: `make matrix` plays every cell (five minutes); otherwise every so many, so that each kind of place is among them
+#: `make matrix` plays every cell (a minute or two); otherwise every so many, so that each kind of place is among them
 EVERY = 1 if os.environ.get("SAYSO_TEST_MATRIX") == "all" else 12
 ALL_CELLS = recorded_cells()
 CELLS = ALL_CELLS[::EVERY]

@@ -173,23 +173,29 @@ async def _world(listens: Callable[[str], object]) -> None:
 
 
 class Process:
-    """A process that was asked for."""
+    """A process that was asked for. Who waits for it and is cancelled takes nothing from others who wait."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        #: where it listens; None if it ended before it did
-        self.listening: asyncio.Future[str | None] = loop.create_future()
-        #: its exit code once it has ended; negative: the signal
-        self.ended: asyncio.Future[int] = loop.create_future()
+        self._listening: asyncio.Future[str | None] = loop.create_future()
+        self._ended: asyncio.Future[int] = loop.create_future()
+
+    async def address(self) -> str | None:
+        """Return where it listens, once it does; None if it ended before."""
+        return await asyncio.shield(self._listening)
+
+    async def exit_code(self) -> int:
+        """Return its exit code once it has ended; negative: the signal."""
+        return await asyncio.shield(self._ended)
 
     def hear(self, said: dict[str, Any]) -> None:
         """Take in what is known of it now."""
         if "url" in said:
-            self.listening.set_result(said["url"])
+            self._listening.set_result(said["url"])
             return
-        if not self.listening.done():
-            self.listening.set_result(None)
-        self.ended.set_result(said["ended"])
+        if not self._listening.done():
+            self._listening.set_result(None)
+        self._ended.set_result(said["ended"])
 
 
 class Zygote:
