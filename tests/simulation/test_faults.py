@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from sayso.agent import Agent
 from sayso.assembly import App
 from sayso.core.consent import ConsentState
 from sayso.core.context import MessageRole
+from sayso.core.errors import StoreUnavailable
 from sayso.core.inputs import Answer, Input, InputKind
 from sayso.core.labels import OUTSIDER, Part
 from sayso.core.operation import Ref
@@ -27,13 +29,15 @@ from sayso.core.rows import (
     ToolUnknownBody,
     TurnEndBody,
 )
-from sayso.demo.local import START_MS, in_memory
+from sayso.demo.local import START_MS, in_memory, local_stage
+from sayso.demo.scenarios import offer
 from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.runtime.ports import Call, Finished, ModelFault, ModelRequest
 from sayso.storage.store import Entry, Store
 from sayso.testing.clock import CountingIds, VirtualClock
 from sayso.testing.scripted import ScriptedModel, call, calls, say
+from sayso.testing.stores import StoreAround
 
 ALICE = Caller(Principal.parse("user:alice"), "api token")
 HOUR_MS = 3_600_000
@@ -53,6 +57,8 @@ class Place:
     def __init__(self, store: Store, clock: VirtualClock) -> None:
         self.store, self.clock, self.ids = store, clock, CountingIds()
         self.session = ""
+        #: tells the worker that runs to look
+        self.hint: Callable[[], None] = lambda: None
 
     def app(self, agent: Agent, limits: Limits | None = None) -> App:
         return App(agent, store=self.store, clock=self.clock, ids=self.ids, limits=limits)
@@ -376,3 +382,90 @@ def gone(session: str, event_id: str) -> Entry:
         gone=True,
     )
     return Entry(session, "restaurant", event_id, received, digest=f"sha256:{event_id}", keep_ms=HOUR_MS)
+
+
+# --- a store that can't be read for a moment ----------------------------------------
+
+
+class Unreadable(StoreAround):
+    """A store whose reads of one kind fail so many times once it is told so."""
+
+    def __init__(self, inside: Store, name: str) -> None:
+        super().__init__(inside)
+        self._name, self.failures = name, 0
+
+    def __getattr__(self, name: str) -> Any:
+        read = super().__getattr__(name)
+        if name != self._name:
+            return read
+
+        async def reading(*args: Any, **kwargs: Any) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise StoreUnavailable("the store can't be read now")
+            return await read(*args, **kwargs)
+
+        return reading
+
+
+@pytest.mark.rule("D5", "F52")
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_what_a_tool_answered_is_not_lost_to_a_look_at_the_inbox_that_fails(keyed: bool) -> None:
+    """The answer was heard and is not stored yet; the store can't be read for a moment; nothing is sent again."""
+    clock, sent = VirtualClock(START_MS), list[str]()
+    async with in_memory(clock.now_ms) as inside:
+        failing = Unreadable(inside, "inbox")
+        place = Place(failing.store, clock)
+        agent = Agent("fault", ScriptedModel(script), "Do it.")
+
+        @agent.tool(effect="book", keyed=keyed, consent="always")
+        async def act(call: Call) -> str:
+            sent.append(call.key)
+            call.made("table", "R1", source="restaurant")
+            failing.failures = 3
+            place.hint()
+            return "done"
+
+        async with place.process(agent) as app:
+            place.hint = lambda: app.worker.hint(place.session)
+            await place.say(app, "act")
+            standing = await app.commands.standing(ALICE, place.session, "A1")
+            await app.commands.answer(ALICE, place.session, Answer("A1", standing.consent.digest, yes=True))
+            while not app.worker.at_rest:
+                clock.advance(1_000)
+                await asyncio.sleep(0)
+
+    assert len(sent) == 1
+    assert [result.outcome for result in await place.results()] == [Outcome.WAITING, Outcome.OK]
+    assert not any(isinstance(body, ToolUnknownBody) for body in await place.bodies())
+
+
+@pytest.mark.rule("D5", "K16", "F52")
+@pytest.mark.parametrize("name", ["refs", "operation"])
+async def test_the_last_answer_of_fixed_steps_is_not_lost_to_a_read_that_fails(name: str) -> None:
+    """Its row waits for the continuation to be put together, which reads what the question was about."""
+    failing: list[Unreadable] = []
+
+    @asynccontextmanager
+    async def opened(now_ms: Callable[[], int]) -> AsyncIterator[Store]:
+        async with in_memory(now_ms) as inside:
+            failing.append(Unreadable(inside, name))
+            yield failing[0].store
+
+    async with local_stage(open_store=opened) as stage:
+        await stage.say("alice", "Book Friday at seven for four and tell the group")
+        await stage.hook(offer("20:30"), id="evt_17")
+        [question] = await stage.questions()
+        failing[0].failures = 3
+        answering = asyncio.create_task(stage.answer("alice", question, yes=True))
+        while not answering.done():
+            stage.tick(1_000)
+            await asyncio.sleep(0)
+        assert await answering == [200]
+        rows = await stage.app.store.rows(stage.session)
+        books = await stage.books()
+
+    assert failing[0].failures == 0
+    assert len(books["texts"]) == 2
+    assert not any(isinstance(row.body, ToolUnknownBody) for row in rows)
+    assert {row.body.attempt for row in rows if isinstance(row.body, ToolSentBody)} == {1}

@@ -129,6 +129,10 @@ class LocalStage:
         self._clock.advance(count * MINUTE_MS)
         await self.rest()
 
+    def tick(self, ms: int) -> None:
+        """Let a little time pass, and wait for nothing."""
+        self._clock.advance(ms)
+
     async def books(self) -> Mapping[str, Any]:
         return self._world.books()
 

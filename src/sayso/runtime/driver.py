@@ -100,7 +100,14 @@ class Driver:
     def __init__(self, around: Around, claimed: Claimed, loaded: Loaded, journal: Journal, spawn: Spawn) -> None:
         self._around, self._token, self._loaded, self._journal = around, claimed.token, loaded, journal
         self._spawn = spawn
-        self._inbox = Inbox(around.store, loaded, around.rules, around.limits, tail=claimed.record.inbox_tail)
+        self._inbox = Inbox(
+            around.store,
+            loaded,
+            around.rules,
+            around.limits,
+            tail=claimed.record.inbox_tail,
+            sleep=lambda ms: around.clock.sleep_until(around.clock.now_ms() + ms),
+        )
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         self._out: set[asyncio.Task[None]] = set()
         #: what may begin once everything staged is durable

@@ -6,14 +6,19 @@ looked at again by the next owner.
 
 from __future__ import annotations
 
+import logging
+import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from sayso.core.consent import ConsentState, Replaced, Settled, Standing
+from sayso.core.errors import StoreUnavailable
 from sayso.core.inputs import Answer, InputKind
 from sayso.core.labels import USER, Part
 from sayso.core.operation import OperationState, Ref
 from sayso.core.origin import Origin
+from sayso.core.retry import delay_ms
 from sayso.core.rows import (
     AnswerRefusedBody,
     ConsentApprovedBody,
@@ -33,24 +38,48 @@ from sayso.runtime.loaded import Loaded
 from sayso.runtime.rules import Rules
 from sayso.storage.store import InboxRow, RefRow, Store
 
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+#: waits so many milliseconds
+Sleep = Callable[[int], Coroutine[Any, Any, None]]
+
 
 class Inbox:
     """One session's inbox, as its owner reads it."""
 
-    def __init__(self, store: Store, loaded: Loaded, rules: Rules, limits: Limits, *, tail: int) -> None:
+    def __init__(self, store: Store, loaded: Loaded, rules: Rules, limits: Limits, *, tail: int, sleep: Sleep) -> None:
         """`tail` is the newest entry when the session was claimed: the first look sees all up to it that wait."""
         self._store, self._loaded, self._rules, self._limits = store, loaded, rules, limits
+        self._sleep = sleep
         self._tail = tail
         #: the last entry looked at, taken or not: what a release compares with (K22)
         self.looked_to = 0
         self._waiting: deque[InboxRow] = deque()
+
+    async def _read(self, read: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Read, and try again while the store can't be read: what was heard from outside and is not stored yet
+        must not be lost for a read that failed, so the session stands still, as it does for a write."""
+        attempt = 0
+        while True:
+            try:
+                return await read(*args, **kwargs)
+            except StoreUnavailable as error:
+                attempt += 1
+                wait_ms = delay_ms(attempt, chance=random.random())  # noqa: S311 - jitter, no secret
+                extra = {"session": self._loaded.id, "attempt": attempt, "wait_ms": wait_ms, "cause": str(error)}
+                log.warning("store not read", extra=extra)
+                await self._sleep(wait_ms)
 
     async def look(self) -> list[InboxRow]:
         """Read what is new. Return the entries of the control lane, in order of arrival, to be settled now;
         those of the normal lane wait for `next_turn`."""
         control = []
         while True:
-            page = await self._store.inbox(self._loaded.id, after=self.looked_to, limit=self._limits.inbox_page)
+            page = await self._read(
+                self._store.inbox, self._loaded.id, after=self.looked_to, limit=self._limits.inbox_page
+            )
             for entry in page:
                 self.looked_to = entry.n
                 match entry.input.kind:
@@ -75,7 +104,7 @@ class Inbox:
         return await self._answer(entry, received.answer)
 
     async def _standing(self, consent: str) -> Standing | None:
-        return self._loaded.standings.get(consent) or await self._store.standing(self._loaded.id, consent)
+        return self._loaded.standings.get(consent) or await self._read(self._store.standing, self._loaded.id, consent)
 
     async def _expire(self, entry: InboxRow, consent: str) -> list[Draft]:
         standing = await self._standing(consent)
@@ -154,7 +183,7 @@ class Inbox:
     async def _refs(self, about: Sequence[Ref]) -> list[RefRow]:
         if not about:
             return []
-        rows = await self._store.refs(about[0].source, about)
+        rows = await self._read(self._store.refs, about[0].source, about)
         return [row for row in rows if row.session == self._loaded.id]
 
     async def _answered(self, row: RefRow, told: set[str]) -> str | None:
@@ -162,7 +191,7 @@ class Inbox:
         if row.operation is None or row.operation in told:
             return None
         told.add(row.operation)
-        found = await self._store.operation(self._loaded.id, row.operation)
+        found = await self._read(self._store.operation, self._loaded.id, row.operation)
         return row.operation if found is not None and found.state is OperationState.ANSWERED else None
 
     async def replaced(self, about: Sequence[Ref]) -> tuple[Replaced, ...]:
@@ -171,7 +200,7 @@ class Inbox:
         for row in sorted(await self._refs(about), key=lambda row: row.seq):
             if row.operation is None:
                 continue
-            found = await self._store.operation(self._loaded.id, row.operation)
+            found = await self._read(self._store.operation, self._loaded.id, row.operation)
             if found is not None:
                 newest[found.tool] = Replaced(found.tool, decode_arguments(found.arguments))
         return tuple(newest.values())

@@ -11,7 +11,7 @@ import random
 from collections.abc import Coroutine
 from typing import Any
 
-from sayso.core.errors import Busy, Conflict, Fenced, OutcomeUnknown, SaysoError
+from sayso.core.errors import Busy, Conflict, Fenced, OutcomeUnknown
 from sayso.core.retry import delay_ms
 from sayso.core.session import Token
 from sayso.journal.append import Journal
@@ -167,13 +167,20 @@ class Worker:
         await driver.run()
 
     async def _give_back(self, token: Token) -> None:
-        """Leave the session ready for another claim, after a pause that grows, so that a fault can't spin."""
-        failures = self._failures[token.session] = self._failures.get(token.session, 0) + 1
-        await self._sleep(delay_ms(failures, chance=random.random()))  # noqa: S311 - jitter, no secret
-        try:
-            await self._around.store.surrender(token)
-        except SaysoError as error:
-            log.warning("session not given back", extra={"session": token.session, "cause": str(error)})
+        """Leave the session ready for another claim, after a pause that grows, so that a fault can't spin; and
+        try until the store takes it, so that nobody's session stays with nobody."""
+        session = token.session
+        failures = self._failures[session] = self._failures.get(session, 0) + 1
+        while True:
+            await self._sleep(delay_ms(failures, chance=random.random()))  # noqa: S311 - jitter, no secret
+            try:
+                await self._around.store.surrender(token)
+                return
+            except (Busy, OutcomeUnknown) as error:
+                log.warning("session not given back yet", extra={"session": session, "cause": str(error)})
+                if self._stopping:
+                    return
+                failures += 1
 
     async def _sleep(self, ms: int) -> None:
         await self._around.clock.sleep_until(self._around.clock.now_ms() + ms)
