@@ -1,0 +1,56 @@
+-- Several people in one session, what they attach, and letting a session go.
+
+-- what becomes of another person's message while a turn runs, or while messages of others wait
+alter table session add column others text not null default 'queue' check (others in ('queue', 'refuse'));
+-- its journal was ended by a row; nothing more comes in
+alter table session add column closed_at_ms bigint;
+
+create table participant (
+    session text not null,
+    principal text not null,
+    role text not null check (role in ('member', 'viewer')),
+    seq bigint not null,
+    primary key (session, principal)
+) /*sqlite: without rowid*/;
+
+create index participant_in_sessions on participant (principal, session);
+
+-- Bytes, once for each content; `refs` counts the uploads and attachments that name them, and at none they go.
+create table blob (
+    digest text primary key,
+    size_bytes bigint not null check (size_bytes >= 0),
+    refs bigint not null check (refs >= 0),
+    bytes /*sqlite: blob*//*postgres: bytea*/ not null
+);
+
+-- Sent ahead of the message that will name it; known to its uploader alone (K29).
+create table upload (
+    upload text /*postgres: collate "C"*/ primary key,
+    session text not null,
+    uploader text not null,
+    filename text not null,
+    media_type text not null,
+    digest text not null,
+    size_bytes bigint not null,
+    until_ms bigint not null
+);
+
+create index upload_until on upload (until_ms);
+create index upload_of_session on upload (session, uploader);
+
+-- What an input (`n`) or a result (`seq`) brought with it.
+create table attachment (
+    session text not null,
+    attachment text not null,
+    n bigint,
+    seq bigint,
+    filename text not null,
+    media_type text not null,
+    digest text not null,
+    size_bytes bigint not null,
+    uploader text not null,
+    primary key (session, attachment),
+    check (n is not null or seq is not null)
+);
+
+create index attachment_of_input on attachment (session, n) where n is not null;
