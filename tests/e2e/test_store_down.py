@@ -70,7 +70,7 @@ async def test_a_store_that_is_locked_for_a_while_in_mid_turn(tmp_path: Path) ->
     assert "retry-after" in refused.headers
     assert sorted(books["tables"]) == ["R1"]
     states = [json.loads(data)["state"] for name, data in seen if name == "status"]
-    assert states == ["unresolved", "healthy"]
+    assert states == ["retrying", "healthy"]
     kinds = [name for name, _ in seen if name not in ("status", "delta")]
     assert kinds[-1] == "turn.end"
     assert "Traceback" not in server.said()

@@ -68,6 +68,14 @@ class Fenced(Refused):
         self.session, self.ours = session, ours
 
 
+class Gone(Refused):
+    """The session was deleted; nothing of it is written any more."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session} was deleted")
+        self.session = session
+
+
 class Conflict(Refused):
     """The store holds other content under a position that we accepted rows for (H5)."""
 
@@ -94,6 +102,15 @@ class InboxFull(Busy):
     def __init__(self, session: str, limit: int) -> None:
         super().__init__(f"session {session}: {limit} inputs wait already")
         self.session, self.limit = session, limit
+
+
+class Unresolved(Busy):
+    """Rows were accepted and the store has not said yes to them: they may or may not be stored, and nothing goes
+    past them until that is known. What was accepted is not lost by waiting."""
+
+    def __init__(self, session: str, seq: int) -> None:
+        super().__init__(f"session {session}: row {seq} is not known to be stored")
+        self.session, self.seq = session, seq
 
 
 class StoreUnavailable(Busy):

@@ -32,8 +32,15 @@ class OperationState(StrEnum):
 #: the moves that exist; a store refuses every other one (`rows.changes` names them)
 MOVES: dict[OperationState, frozenset[OperationState]] = {
     OperationState.INTENDED: frozenset({OperationState.SENT, OperationState.NOT_STARTED}),
+    # not started: the row that sends it was accepted and not durable, so this process knows that nothing went out
     OperationState.SENT: frozenset(
-        {OperationState.SENT, OperationState.ANSWERED, OperationState.FAILED, OperationState.UNKNOWN}
+        {
+            OperationState.SENT,
+            OperationState.ANSWERED,
+            OperationState.FAILED,
+            OperationState.UNKNOWN,
+            OperationState.NOT_STARTED,
+        }
     ),
     OperationState.UNKNOWN: frozenset(
         {OperationState.SENT, OperationState.ANSWERED, OperationState.FAILED, OperationState.UNKNOWN}

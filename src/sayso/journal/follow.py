@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -119,6 +119,8 @@ class Feed:
     #: accepted and not yet durable, in order; kept by the journal that owns the session
     pending: list[Row] = field(default_factory=list)
     owned: bool = False
+    #: told of rows that a reader found stored, so that a lost acknowledgement is noticed (K3)
+    on_seen: Callable[[Sequence[Row]], None] | None = None
     #: what readers were told of the store; None while it follows
     status: Status | None = None
     #: the reply that is being written: what was published of it, from its first character
@@ -146,6 +148,13 @@ class Feed:
         """The pending rows may never be stored."""
         self.pending.clear()
         self._answer_waiting(durable=False)
+
+    def undecided(self) -> None:
+        """The pending rows stay as they are shown, and nobody can say when they will be durable (K7)."""
+        for _, answer in self._waiting:
+            if not answer.done():
+                answer.set_result(False)
+        self._waiting = []
 
     async def durable(self, row: Row) -> bool:
         """Return True once a published row is durable; False if it may never be."""

@@ -223,13 +223,22 @@ def lost(turn: Turn) -> list[Draft]:
     ]
 
 
-def too_old(turn: Turn, say_so_at_ms: int, now_ms: int, contracts: Mapping[str, Contract]) -> list[Draft]:
-    """Return the results of operations that a restart finds unsent, and whose say-so is too old by now (K14)."""
+def too_old(
+    turn: Turn,
+    say_so_at_ms: int,
+    now_ms: int,
+    contracts: Mapping[str, Contract],
+    *,
+    unsent: frozenset[str] = frozenset(),
+) -> list[Draft]:
+    """Return the results of operations that did not go out, and whose say-so is too old by now (K14): those that
+    a restart finds unsent, and `unsent`, which waited for the store."""
     drafts = []
     for planned in turn.plan:
-        contract = contracts.get(planned.called.tool)
-        unsent = planned.state in (CallState.PLANNED, CallState.INTENDED) and planned.called.verdict is Verdict.RUN
-        if not (unsent and planned.called.is_operation):
+        called = planned.called
+        contract = contracts.get(called.tool)
+        waits = planned.state in (CallState.PLANNED, CallState.INTENDED) and called.verdict is Verdict.RUN
+        if not called.is_operation or not (waits or called.call in unsent):
             continue
         if contract is None or now_ms > say_so_at_ms + contract.good_for_ms:
             why = f"the say-so of {instant(say_so_at_ms)} is too old by now; nothing was sent"

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from sayso.core.contract import Contract
+from sayso.core.errors import Unresolved
 from sayso.core.operation import Settlement, settlement
 from sayso.core.retry import delay_ms
 from sayso.core.rows import Called, Draft, Outcome
@@ -22,6 +24,7 @@ from sayso.core.turn import (
     Ask,
     Begun,
     CallModel,
+    CallState,
     Close,
     Due,
     End,
@@ -38,7 +41,7 @@ from sayso.core.turn import (
     advance,
     due,
 )
-from sayso.journal.append import Journal, Spawn
+from sayso.journal.append import Journal, JournalState, JournalStatus, Spawn
 from sayso.runtime import compose
 from sayso.runtime.inbox import Inbox
 from sayso.runtime.limits import Limits
@@ -88,8 +91,17 @@ class Broken:
     error: Exception
 
 
-#: something that goes out once all that is staged is durable
-Work = Callable[[], Coroutine[Any, Any, None]]
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Something that goes out once all that is staged is durable."""
+
+    begin: Callable[[], Coroutine[Any, Any, None]]
+    #: the call it is an attempt at; None for a model call
+    call: str | None = None
+    #: it may be the first thing that ever goes out for its call
+    first: bool = False
+
+
 #: what a driver waits for: the end of something that was out, or None, "look at the inbox"
 Happening = ModelEnded | Attempt | Broken | None
 
@@ -265,10 +277,11 @@ class Driver:
             case Send(call, apart):
                 if apart:
                     await self._flush()
-                self._send(call)
+                if self._is_open(call):
+                    self._send(call)
             case Run(call):
                 self._tell(Begun(call.call))
-                self._waiting.append(partial(self._attempt, call, self._handed(call)))
+                self._waiting.append(Work(partial(self._attempt, call, self._handed(call)), call.call, first=True))
             case Settle(call, attempts):
                 self._settle(call, attempts)
             case Close(call, outcome, reason):
@@ -278,7 +291,7 @@ class Driver:
             case End():
                 await self._end(turn, effect)
             case CallModel():
-                self._waiting.append(partial(self._ask_model, turn.id, turn.replies + 1))
+                self._waiting.append(Work(partial(self._ask_model, turn.id, turn.replies + 1)))
 
     def _ask(self, turn: Turn, calls: Sequence[Called]) -> None:
         self._stage(
@@ -311,7 +324,10 @@ class Driver:
         """Make what is staged durable; then begin what waited for that."""
         if self._staged:
             self._staged = False
-            await self._journal.accept().durable()
+            try:
+                await self._journal.accept().durable()
+            except Unresolved:
+                await self._stand_still()
             self._loaded.forget_settled()
         begin, self._waiting = self._waiting, []
         for work in begin:
@@ -319,10 +335,104 @@ class Driver:
             self._out.add(task)
             task.add_done_callback(self._out.discard)
 
+    # the store does not follow
+
+    async def _stand_still(self) -> None:
+        """Wait until everything accepted is known to be stored; try when a try is due (1.6, 1.7 of the hand-off).
+
+        Nothing goes out meanwhile, and no row is accepted but results: a reply's calls that did not go out get
+        "not started" at once (H27), so that the conversation is whole for who reads it, and what was out may
+        still answer. The steps of a yes wait, and are not sent if it has become too old (K14).
+        """
+        self._close_unsent()
+        later: list[Happening] = []
+        while self._journal.state is JournalState.RETRYING:
+            happening = await self._next_or_due()
+            if isinstance(happening, Attempt) and happening.came in (Came.OK, Came.FAILED):
+                self._attempted(happening)
+                self._end_what_began()
+            elif happening is not None:
+                later.append(happening)
+            await self._journal.reconcile(now_ms=self._around.clock.now_ms())
+        await self._journal.settled()
+        for happening in later:
+            self._happenings.put_nowait(happening)
+        self._close_too_old()
+        if self._staged:
+            await self._flush()
+
+    async def _next_or_due(self) -> Happening:
+        """Return what happens next, or None when the next try is due or somebody asks for a look."""
+        due_ms = self._journal.status.next_retry_at_ms
+        clock = self._around.clock
+        waiting = asyncio.ensure_future(self._happenings.get())
+        due = asyncio.ensure_future(clock.sleep_until(due_ms if due_ms is not None else clock.now_ms()))
+        settled = asyncio.ensure_future(self._journal.settled())
+        try:
+            await asyncio.wait((waiting, due, settled), return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
+        finally:
+            for future in (waiting, due, settled):
+                future.cancel()
+            await asyncio.gather(waiting, due, settled, return_exceptions=True)
+
+    def _end_what_began(self) -> None:
+        """Accept staged results behind what is pending."""
+        if self._staged:
+            self._staged = False
+            with suppress(Unresolved):
+                self._journal.accept(ends=True)
+
+    def _close_unsent(self) -> None:
+        """Give a reply's calls that provably did not go out their result."""
+        turn = self._loaded.turn
+        if turn is None or turn.steps_of is not None:
+            return
+        unsent = {work.call for work in self._waiting if work.first}
+        for planned in turn.plan:
+            never_out = planned.state in (CallState.PLANNED, CallState.INTENDED) or planned.called.call in unsent
+            if never_out and planned.state is not CallState.SETTLED:
+                why = "it was not sent: what came before it could not be stored"
+                self._stage([compose.closed(planned.called, Outcome.NOT_STARTED, why, turn)])
+                turn = self._loaded.turn or turn
+        self._drop_closed()
+        self._end_what_began()
+
+    def _close_too_old(self) -> None:
+        """What waited for the store so long that its say-so is too old now is not sent (K14)."""
+        turn, body = self._loaded.turn, self._loaded.turn_body
+        if turn is None or body is None:
+            return
+        unsent = frozenset(work.call for work in self._waiting if work.first and work.call is not None)
+        now_ms = self._around.clock.now_ms()
+        self._stage(compose.too_old(turn, body.say_so_at_ms, now_ms, self._contracts, unsent=unsent))
+        self._drop_closed()
+
+    def _drop_closed(self) -> None:
+        """Let go of what would go out for a call that has its result."""
+        self._waiting = [work for work in self._waiting if work.call is None or self._is_open_ref(work.call)]
+
+    def _is_open(self, call: Called) -> bool:
+        return self._is_open_ref(call.call)
+
+    def _is_open_ref(self, call: str) -> bool:
+        turn = self._loaded.turn
+        plan = turn.plan if turn is not None else ()
+        return any(p.called.call == call and p.state is not CallState.SETTLED for p in plan)
+
+    @property
+    def journal(self) -> JournalStatus:
+        """How far the store follows."""
+        return self._journal.status
+
+    async def reconcile(self, *, now_ms: int | None = None) -> None:
+        """Try to make everything accepted durable, if a try is due by `now_ms`."""
+        await self._journal.reconcile(now_ms=now_ms)
+
     async def _reported(self, work: Work) -> None:
         """Whatever goes wrong in what is out, its owner hears of it; nothing fails unseen or elsewhere."""
         try:
-            await work()
+            await work.begin()
         except Exception as error:  # noqa: BLE001 - it is raised again by the owner, who logs it
             self._happenings.put_nowait(Broken(error))
 
@@ -334,8 +444,10 @@ class Driver:
 
     def _send(self, call: Called, *, after_ms: int = 0) -> None:
         """Store that an attempt goes out, and let it go once that is durable."""
+        first = self._turn.find(call.call).attempts == 0
         self._stage([compose.sent(call, self._turn, self._token.session)])
-        self._waiting.append(partial(self._attempt, call, self._handed(call), after_ms=after_ms))
+        attempt_it = partial(self._attempt, call, self._handed(call), after_ms=after_ms)
+        self._waiting.append(Work(attempt_it, call.call, first=first))
 
     async def _attempt(self, call: Called, handed: Call, *, after_ms: int = 0) -> None:
         clock, tools = self._around.clock, self._around.persona.tools
@@ -361,7 +473,7 @@ class Driver:
         ):
             case Settlement.LOOK_UP:
                 self._tell(Begun(call.call))
-                self._waiting.append(partial(self._look_up, call, self._handed(call)))
+                self._waiting.append(Work(partial(self._look_up, call, self._handed(call)), call.call))
             case Settlement.RESEND:
                 self._send(call, after_ms=delay_ms(attempts, chance=0.5) if attempts > 1 else 0)
             case Settlement.TELL:

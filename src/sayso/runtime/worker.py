@@ -159,7 +159,7 @@ class Worker:
         around, session = self._around, claimed.token.session
         loaded = await load(around.store, claimed.record, around.rules, around.limits)
         feed = self._feeds.own(session)
-        journal = Journal(around.store, feed, claimed.token, claimed.record, spawn=self._spawn, sleep=self._sleep)
+        journal = Journal(around.store, feed, claimed.token, claimed.record, spawn=self._spawn)
         driver = Driver(around, claimed, loaded, journal, self._spawn)
         self._drivers[session] = driver
         if self._stopping:

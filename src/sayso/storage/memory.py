@@ -207,7 +207,7 @@ class MemoryStore:
         shape.check_rows(token, rows)
         kept = self._owned(token)
         if kept is None:
-            return WriteOutcome.FENCED
+            return WriteOutcome.FENCED if token.session in self._sessions else WriteOutcome.GONE
         if kept.record.head < rows[0].seq - 1:
             return WriteOutcome.BEHIND
         as_stored = [_as_stored(row) for row in rows]

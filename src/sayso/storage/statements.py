@@ -265,7 +265,9 @@ def write(token: Token, rows: Sequence[Row]) -> Body[WriteOutcome]:
 def _not_written(token: Token, rows: Sequence[Row], texts: list[str]) -> Body[WriteOutcome]:
     """Say why the fenced update found no row (the table of design section 6)."""
     found = yield Sql("select epoch, nonce, state, head from session where id = ?", (token.session,))
-    if not found or found[0][:3] != (token.epoch, token.nonce, SessionState.OWNED):
+    if not found:
+        return WriteOutcome.GONE
+    if found[0][:3] != (token.epoch, token.nonce, SessionState.OWNED):
         return WriteOutcome.FENCED
     if found[0][3] < rows[0].seq:
         return WriteOutcome.BEHIND

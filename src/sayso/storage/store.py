@@ -161,6 +161,8 @@ class WriteOutcome(StrEnum):
     CONFLICT = "conflict"
     #: a predecessor is missing: nothing written, try again after it
     BEHIND = "behind"
+    #: there is no such session any more: nothing written
+    GONE = "gone"
 
 
 class Released(StrEnum):
