@@ -233,10 +233,10 @@ async def test_another_epoch_or_nonce_is_fenced(store: Inspected, wrong: str) ->
     assert await store.rows("s1") == []
 
 
-async def test_a_session_that_is_not_there_fences_everybody(store: Inspected) -> None:
+async def test_a_session_that_is_not_there_takes_nothing(store: Inspected) -> None:
     token = Token("nowhere", 1, "0" * 16)
 
-    assert await store.write(token, rows(token, 0, SAID)) is WriteOutcome.FENCED
+    assert await store.write(token, rows(token, 0, SAID)) is WriteOutcome.GONE
     assert await store.release(token, looked_to=0) is Released.FENCED
     assert not await store.surrender(token)
 

@@ -235,7 +235,8 @@ class Journal:
                 if found is None:
                     continue
                 if not _same(found, row):
-                    return self._end(Conflict(self.token.session, row.seq))
+                    self._end(Conflict(self.token.session, row.seq))
+                    return
                 proven = place
         for _ in range(proven):
             self._pop()
@@ -288,7 +289,8 @@ class Journal:
     def _failed(self, error: SaysoError) -> None:
         """A write got no answer: whoever waits is told, what was accepted stays, and the next try has its time."""
         if not self._commits:  # a reader has found all of it stored
-            return self._recovered()
+            self._recovered()
+            return
         now_ms, before = self._store.now_ms(), self._failure
         attempts = 1 if before is None else before.attempts + 1
         wait_ms = delay_ms(attempts, chance=random.random())  # noqa: S311 - jitter, no secret
