@@ -22,6 +22,7 @@ import pytest
 
 from sayso.adapters.system import SystemClock, SystemIds
 from sayso.assembly import App, create_token
+from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.origin import Principal
 from sayso.core.rows import Row, ToolSentBody, ToolUnknownBody
 from sayso.core.session import Token
@@ -371,9 +372,9 @@ class Acknowledging(StoreAround):
 
     rows = inputs = 0
 
-    async def write(self, token: Token, rows: Sequence[Row]) -> WriteOutcome:
+    async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
         """See `Store`."""
-        outcome = await self.inside.write(token, rows)
+        outcome = await self.inside.write(token, rows, blobs=blobs)
         self.rows = rows[-1].seq
         return outcome
 

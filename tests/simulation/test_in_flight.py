@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.origin import Principal
 from sayso.core.rows import ConsentApprovedBody, InputBody, Row, TurnEndBody, TurnStartBody
 from sayso.core.session import Token
@@ -80,9 +81,9 @@ class Blocking(StoreAround):
         self.open = asyncio.Event()
         self.open.set()
 
-    async def write(self, token: Token, rows: Sequence[Row]) -> WriteOutcome:
+    async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
         await self.open.wait()
-        return await self.inside.write(token, rows)
+        return await self.inside.write(token, rows, blobs=blobs)
 
 
 @pytest.mark.rule("K12", "N9")

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sayso.core.attachment import Attachment
 from sayso.core.labels import Part
 from sayso.core.operation import Ref
 from sayso.core.origin import Principal
@@ -70,6 +71,8 @@ class Input:
     consent: str | None = None
     #: the sender's own ids of this message; they correlate and never deduplicate (H19)
     client_send_ids: tuple[str, ...] = ()
+    #: files that came with it
+    attachments: tuple[Attachment, ...] = ()
 
     @property
     def lane(self) -> Lane:

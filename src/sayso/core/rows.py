@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
+from sayso.core.attachment import Attachment
 from sayso.core.authority import Verdict
 from sayso.core.canonical import canonical
 from sayso.core.consent import Consent, ConsentState, Replaced
@@ -241,6 +242,8 @@ class ToolResultBody:
     #: whether the operation's row exists
     stored: bool = False
     made: tuple[Ref, ...] = ()
+    #: files that it gave back
+    attachments: tuple[Attachment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sayso.core.attachment import Attachment
 from sayso.core.consent import Consent, Standing
 from sayso.core.labels import Part
 from sayso.core.origin import Origin
@@ -41,6 +42,20 @@ Json = dict[str, Any]
 
 def _parts(parts: tuple[Part, ...]) -> list[Json]:
     return [{"text": part.text, "source": part.source, "integrity": part.label.integrity} for part in parts]
+
+
+def _with(attachments: tuple[Attachment, ...]) -> Json:
+    """Return what a row that brings files says of them; nothing where it brings none."""
+    shown = [
+        {
+            "id": attached.id,
+            "filename": attached.filename,
+            "media_type": attached.media_type,
+            "size_bytes": attached.size_bytes,
+        }
+        for attached in attachments
+    ]
+    return {"attachments": shown} if shown else {}
 
 
 def _origin(origin: Origin) -> Json:
@@ -118,6 +133,7 @@ def _body(row: Row) -> Json:
                 "about": [str(ref) for ref in received.about],
                 "parts": _parts(received.parts),
                 "client_send_ids": list(received.client_send_ids),
+                **_with(received.attachments),
             }
         case NoticeBody(parts=parts):
             return {"parts": _parts(parts)}
@@ -149,6 +165,7 @@ def _body(row: Row) -> Json:
                 "operation": body.operation,
                 "made": [str(ref) for ref in body.made],
                 "parts": _parts(body.parts),
+                **_with(body.attachments),
             }
         case ConsentApprovedBody() as body:
             ticks = None if body.ticks is None else list(body.ticks)

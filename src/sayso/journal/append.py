@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.errors import (
     CommitUnknown,
     Conflict,
@@ -79,6 +80,8 @@ class JournalStatus:
 class _Commit:
     rows: tuple[Row, ...]
     done: asyncio.Future[None]
+    #: bytes that the rows bring; kept here until the store says yes
+    blobs: Blobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class Journal:
         self._at_ms = record.at_ms
         self._store, self._feed, self._spawn = store, feed, spawn
         self._staged: list[Row] = []
+        self._blobs: Blobs = NO_BLOBS
         self._commits: deque[_Commit] = deque()
         self._writing = False
         self._writer: asyncio.Task[None] | None = None
@@ -154,13 +158,14 @@ class Journal:
 
     # accepting
 
-    def stage(self, draft: Draft) -> Row:
+    def stage(self, draft: Draft, *, blobs: Blobs = NO_BLOBS) -> Row:
         """Give a draft the next position, for the commit that is being put together. Nobody sees it yet,
-        and if the process ends here it never was."""
+        and if the process ends here it never was. `blobs` are the bytes that it brings: stored with its row."""
         self._at_ms = max(self._at_ms, self._store.now_ms())
         self.head += 1
         row = Row(self.head, self.token.epoch, draft.turn, self.token.commit_key(self.head), self._at_ms, draft.body)
         self._staged.append(row)
+        self._blobs = {**self._blobs, **blobs}
         return row
 
     def accept(self, *, ends: bool = False) -> Ticket:
@@ -175,11 +180,12 @@ class Journal:
             Fenced, Gone, Conflict: this journal is over.
         """
         rows, self._staged = tuple(self._staged), []
+        blobs, self._blobs = self._blobs, NO_BLOBS
         refused = self._over or (self._failure.error if self._failure is not None and not ends else None)
         if refused is not None:
             self.head -= len(rows)
             raise refused
-        commit = _Commit(rows, asyncio.get_running_loop().create_future())
+        commit = _Commit(rows, asyncio.get_running_loop().create_future(), blobs)
         self._commits.append(commit)
         self._feed.pending.extend(rows)
         self._feed.publish(rows)
@@ -264,7 +270,7 @@ class Journal:
 
     async def _write(self, commit: _Commit) -> None:
         session, seq = self.token.session, commit.rows[0].seq
-        match await self._store.write(self.token, commit.rows):
+        match await self._store.write(self.token, commit.rows, blobs=commit.blobs):
             case WriteOutcome.WRITTEN | WriteOutcome.ALREADY:
                 return
             case WriteOutcome.FENCED:

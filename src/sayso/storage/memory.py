@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.consent import ConsentState, Standing, read_bare, refuse_at_door
 from sayso.core.errors import AnswerRefused, IllegalChange, InboxFull, Misused, NotFound
 from sayso.core.inputs import Input, InputKind
@@ -203,7 +204,7 @@ class MemoryStore:
         ]
         return found[:limit]
 
-    async def write(self, token: Token, rows: Sequence[Row]) -> WriteOutcome:
+    async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
         shape.check_rows(token, rows)
         kept = self._owned(token)
         if kept is None:

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.errors import AnswerRefused, CommitUnknown, StoreLocked, StoreUnavailable
 from sayso.core.operation import OperationState, Ref
@@ -175,8 +176,8 @@ class SqliteStore:
     async def sessions(self, *, owner: Principal | None, limit: int, before: str | None = None) -> list[SessionRecord]:
         return await self._read_page(statements.sessions, owner, limit, before)
 
-    async def write(self, token: Token, rows: Sequence[Row]) -> WriteOutcome:
-        return await self._write(statements.write, token, rows)
+    async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
+        return await self._write(statements.write, token, rows, blobs)
 
     async def rows(
         self, session: str, *, after: int = 0, up_to: int | None = None, limit: int | None = None

@@ -15,6 +15,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
+from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.errors import IllegalChange
 from sayso.core.operation import OperationState, Ref
@@ -224,7 +225,7 @@ def sessions(owner: Principal | None, limit: int, before: str | None) -> Body[li
     return [_record(row) for row in found]
 
 
-def write(token: Token, rows: Sequence[Row]) -> Body[WriteOutcome]:
+def write(token: Token, rows: Sequence[Row], blobs: Blobs = NO_BLOBS) -> Body[WriteOutcome]:
     """Write rows and what they change, if the session is ours and its head is where the rows begin."""
     check_rows(token, rows)
     fenced = yield Sql(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.inputs import Input, Lane
 from sayso.core.operation import OperationState, Ref
@@ -266,8 +267,11 @@ class Store(Protocol):
         """Return sessions, newest first (their ids sort by time), those before `before`; of one owner or of all."""
         ...
 
-    async def write(self, token: Token, rows: Sequence[Row]) -> WriteOutcome:
+    async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
         """Write consecutive rows and all they change, or nothing. The only way to write rows.
+
+        `blobs` are the bytes of attachments that these rows bring, by digest: stored in the same transaction,
+        so who sees the rows can have the bytes. ALREADY adds no reference to them.
 
         Raises:
             IllegalChange: a row asks for a change that its subject's state does not allow; nothing is written.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sayso.core import consent as consents
+from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.authority import Decision, decide
 from sayso.core.consent import Consent, ConsentState, Question, Settled, Standing, Step
 from sayso.core.errors import StoreUnavailable
@@ -108,12 +109,12 @@ class _NoTimer(StoreAround):
 class _Reusable(MemoryStore):
     """A store whose state machine lets a used consent be approved again."""
 
-    async def write(self, token: Token, rows: Sequence[Row]) -> WriteOutcome:
+    async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
         for row in rows:
             if isinstance(row.body, ConsentApprovedBody):
                 sides = self._sessions[token.session].tables[Table.CONSENT]
                 sides[row.body.consent,] = {**sides[row.body.consent,], "state": ConsentState.OPEN}
-        return await super().write(token, rows)
+        return await super().write(token, rows, blobs=blobs)
 
 
 class _AnyApprover(StoreAround):

@@ -124,7 +124,7 @@ class WatchedStore:
         return cast(Store, self)
 
 
-def _kinds(_: Token, rows: Sequence[Row]) -> str:
+def _kinds(_: Token, rows: Sequence[Row], **__: object) -> str:
     return ",".join(row.kind for row in rows)
 
 
