@@ -25,6 +25,7 @@ from sayso.core.labels import RUNTIME, Part
 from sayso.core.origin import Origin, Principal
 from sayso.core.rows import Body, ModelSaidBody, Row, TurnAskBody
 from sayso.core.session import Token
+from sayso.journal.append import JournalState, JournalStatus
 from sayso.journal.follow import Feed, Feeds
 from sayso.runtime.admission import Admission
 from sayso.runtime.commands import Commands
@@ -83,6 +84,18 @@ class Hints:
         self.seen.append(session)
         if self.owner is not None:
             self.owner.hinted.set()
+
+    def status(self, session: str) -> JournalStatus:
+        return JournalStatus(JournalState.HEALTHY)
+
+    async def reconcile(self, session: str) -> JournalStatus:
+        return self.status(session)
+
+    def disputed(self, session: str) -> tuple[Row, ...]:
+        return ()
+
+    async def give_up(self, session: str) -> bool:
+        return False
 
 
 @dataclass

@@ -17,7 +17,7 @@ from hypothesis.strategies import SearchStrategy
 from sayso.core.authority import Verdict
 from sayso.core.consent import AskedStep, Consent, ConsentState, Question, Shown, Standing, Step, steps_digest
 from sayso.core.contract import Effect, Role
-from sayso.core.inputs import Answer, Input, InputKind
+from sayso.core.inputs import Answer, Choice, Input, InputKind, Keep, Restated
 from sayso.core.labels import OUTSIDER, RUNTIME, USER, Label, Part
 from sayso.core.operation import Ref
 from sayso.core.origin import Origin, Principal
@@ -25,6 +25,7 @@ from sayso.core.rows import (
     AnswerRefusedBody,
     Body,
     Called,
+    ConflictSettledBody,
     ConsentApprovedBody,
     ConsentDeclinedBody,
     ConsentExpiredBody,
@@ -197,6 +198,11 @@ def heard(
     return InputBody(n, str(principal), event_id, 500, received)
 
 
+def chosen(choice: Choice) -> InputBody:
+    """The row of an operator's choice, if its owner took it as such."""
+    return InputBody(1, str(OPS), "evt_1", 500, Input(InputKind.CHOICE, OPS, "api token", choice=choice))
+
+
 def bodies_saying(text: str) -> tuple[Body, ...]:
     """Return one body of each kind (and a few more), with `text` wherever a text is free."""
     thing = Ref(text, text, text)
@@ -217,6 +223,7 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
         heard(InputKind.UNCLEAR, ALICE, text),
         heard(InputKind.EXPIRY, TIMER, event_id=text),
         heard(InputKind.ANSWER, ALICE, answer=Answer("A1", text, True, text, (0,))),
+        chosen(Choice(Keep.OURS, 12, (Restated(text, (part,)),))),
         NoticeBody((part,), 2),
         NoticeBody((part,)),
         EffectGoneBody(thing, "restaurant", 3, "T1.1.1"),
@@ -237,6 +244,7 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
         ConsentWithdrawnBody("A1", text),
         ConsentUsedBody("A1", "T2"),
         AnswerRefusedBody(7, "user:alice", text, "A1"),
+        ConflictSettledBody(8, "operator:ops", Keep.STORED, 12, (text,)),
     )
 
 

@@ -9,12 +9,13 @@ from hypothesis import given
 
 from sayso.core import view
 from sayso.core.consent import ConsentState, Standing
-from sayso.core.inputs import Answer, Input, InputKind
+from sayso.core.inputs import Answer, Input, InputKind, Keep
 from sayso.core.operation import Ref
 from sayso.core.record import persisted, sentence
 from sayso.core.rows import (
     AnswerRefusedBody,
     Body,
+    ConflictSettledBody,
     ConsentApprovedBody,
     ConsentDeclinedBody,
     ConsentExpiredBody,
@@ -131,6 +132,14 @@ SENTENCES: list[tuple[Body, str]] = [
         AnswerRefusedBody(7, "user:alice", "A1 was approved by user:bob; this changes nothing", "A1"),
         "user:alice: A1 was approved by user:bob; this changes nothing",
     ),
+    (
+        ConflictSettledBody(8, "operator:ops", Keep.OURS, 12),
+        "operator:ops keeps our rows from 12 on: they are told again below",
+    ),
+    (
+        ConflictSettledBody(8, "operator:ops", Keep.STORED, 12, ("T1: ‹All right.›",)),
+        "operator:ops keeps the stored rows from 12 on; passed over: T1: <All right.>",
+    ),
 ]
 SAYING = [body for body, _ in SENTENCES]
 
@@ -229,6 +238,7 @@ PRIVATE: list[Body] = [
     ConsentWithdrawnBody("A1", "gone"),
     ConsentUsedBody("A1", "T2"),
     AnswerRefusedBody(7, "user:alice", "late", "A1"),
+    ConflictSettledBody(8, "operator:ops", Keep.STORED, 12, ("a line",)),
 ]
 
 

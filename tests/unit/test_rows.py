@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sayso.core.inputs import Answer, Input, InputKind, Lane, timer_event_id
+from sayso.core.inputs import Answer, Input, InputKind, Keep, Lane, timer_event_id
 from sayso.core.operation import OperationState, sources_of
 from sayso.core.rows import (
     BODY_VERSION,
     AnswerRefusedBody,
     Body,
     Change,
+    ConflictSettledBody,
     ConsentApprovedBody,
     ConsentDeclinedBody,
     ConsentExpiredBody,
@@ -226,6 +227,7 @@ CHANGED: list[tuple[Body, list[str]]] = [
     (NoticeBody((told("gone"),), n=4), ["inbox{n=4} state=taken taken_seq=7 if queued"]),
     (NoticeBody((told("gone"),)), []),
     (AnswerRefusedBody(5, "user:alice", "late", "A1"), ["inbox{n=5} state=taken taken_seq=7 if queued"]),
+    (ConflictSettledBody(6, "operator:ops", Keep.OURS, 5), ["inbox{n=6} state=taken taken_seq=7 if queued"]),
     (
         EffectGoneBody(R1, "restaurant", 3, "T1.1.1"),
         [
@@ -311,7 +313,7 @@ CHANGED: list[tuple[Body, list[str]]] = [
         ToolResultBody("T1.1.1", "pay", Outcome.NOT_STARTED, (), operation="T1.1.1", stored=True),
         [
             "call{call=T1.1.1} state=settled outcome=not_started result_seq=7 if open",
-            "operation{operation=T1.1.1} state=not_started if intended",
+            "operation{operation=T1.1.1} state=not_started if intended sent",
         ],
     ),
     (
@@ -426,7 +428,7 @@ def test_an_input_is_taken_once() -> None:
     taking = [body for body, lines in CHANGED if any(line.startswith("inbox") for line in lines)]
 
     assert {row(body).kind for body in taking} == {
-        *(Kind.INPUT, Kind.NOTICE, Kind.ANSWER_REFUSED),
+        *(Kind.INPUT, Kind.NOTICE, Kind.ANSWER_REFUSED, Kind.CONFLICT_SETTLED),
         *(Kind.CONSENT_APPROVED, Kind.CONSENT_DECLINED, Kind.CONSENT_EXPIRED),
     }
     assert all(guard(body, Table.INBOX) == ("queued",) for body in taking)
@@ -467,6 +469,7 @@ def test_a_calls_arguments_read_back_from_its_side_table() -> None:
         (InputKind.NOTICE, Lane.CONTROL),
         (InputKind.ANSWER, Lane.CONTROL),
         (InputKind.EXPIRY, Lane.CONTROL),
+        (InputKind.CHOICE, Lane.CONTROL),
     ],
 )
 def test_answers_expiries_and_notices_overtake_the_queue(kind: InputKind, lane: Lane) -> None:

@@ -21,7 +21,7 @@ class Lane(StrEnum):
 
     #: in order of arrival, for the running turn to end
     NORMAL = "normal"
-    #: settled between any two awaits of the running turn: answers, expiries, notices
+    #: settled between any two awaits of the running turn: answers, expiries, notices, an operator's choice
     CONTROL = "control"
 
 
@@ -38,6 +38,8 @@ class InputKind(StrEnum):
     ANSWER = "answer"
     #: a question's time is over
     EXPIRY = "expiry"
+    #: an operator's choice between our rows and the store's (K7)
+    CHOICE = "choice"
     #: a bare yes or no that fits no question, or several: the runtime asks which (K20)
     UNCLEAR = "unclear"
 
@@ -52,6 +54,31 @@ class Answer:
     reason: str = ""
     #: the places of the steps that a yes ticks; None means all
     steps: tuple[int, ...] | None = None
+
+
+class Keep(StrEnum):
+    """Which version an operator keeps of rows that the store holds otherwise (K7)."""
+
+    STORED = "stored"
+    OURS = "ours"
+
+
+@dataclass(frozen=True, slots=True)
+class Restated:
+    """What one of our rows said, so that it can be said again under another number."""
+
+    line: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An operator's choice, with everything that settling it needs after a crash."""
+
+    keep: Keep
+    #: the first row that is not the store's
+    from_seq: int
+    ours: tuple[Restated, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +96,7 @@ class Input:
     answer: Answer | None = None
     #: the question whose time is over
     consent: str | None = None
+    choice: Choice | None = None
     #: the sender's own ids of this message; they correlate and never deduplicate (H19)
     client_send_ids: tuple[str, ...] = ()
     #: files that came with it
@@ -80,7 +108,7 @@ class Input:
         match self.kind:
             case InputKind.MESSAGE | InputKind.EVENT | InputKind.UNCLEAR:
                 return Lane.NORMAL
-            case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY:
+            case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY | InputKind.CHOICE:
                 return Lane.CONTROL
 
 

@@ -7,12 +7,13 @@ entry can be made to look like another.
 from __future__ import annotations
 
 from sayso.core.canonical import canonical
-from sayso.core.inputs import Input, InputKind
+from sayso.core.inputs import Input, InputKind, Keep
 from sayso.core.labels import Part
 from sayso.core.operation import Ref
 from sayso.core.rows import (
     AnswerRefusedBody,
     Called,
+    ConflictSettledBody,
     ConsentApprovedBody,
     ConsentDeclinedBody,
     ConsentExpiredBody,
@@ -70,6 +71,9 @@ def heard(received: Input, event_id: str) -> str:
         case InputKind.ANSWER:
             assert received.answer is not None
             return f"{who} answers {received.answer.consent}: {'yes' if received.answer.yes else 'no'}"
+        case InputKind.CHOICE:
+            assert received.choice is not None
+            return f"{received.principal} keeps {received.choice.keep} rows from {received.choice.from_seq} on"
         case InputKind.EXPIRY:
             return f"the time of {received.consent} is over ({plain(event_id, chars_max=80)})"
 
@@ -80,7 +84,7 @@ def persisted(received: Input, event_id: str) -> str:
     match received.kind:
         case InputKind.EXPIRY:
             return f"{id_} from the runtime's timer"
-        case InputKind.ANSWER:
+        case InputKind.ANSWER | InputKind.CHOICE:
             return f"{heard(received, event_id)} ({received.verified}); now acknowledged"
         case _:
             return f"{id_} from {received.principal.id}, verified by {received.verified}; now acknowledged"
@@ -147,3 +151,8 @@ def sentence(row: Row) -> str:
             return f"{consent}: used by {turn}; it is good for no other"
         case AnswerRefusedBody(reason=reason, by=by):
             return f"{by}: {plain(reason, chars_max=300)}"
+        case ConflictSettledBody(by=by, keep=Keep.OURS, from_seq=first):
+            return f"{by} keeps our rows from {first} on: they are told again below"
+        case ConflictSettledBody(by=by, from_seq=first, passed_over=lines):
+            passed_over = plain("; ".join(lines), chars_max=500) or "nothing"
+            return f"{by} keeps the stored rows from {first} on; passed over: {passed_over}"

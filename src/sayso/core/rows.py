@@ -20,7 +20,7 @@ from sayso.core.authority import Verdict
 from sayso.core.canonical import canonical
 from sayso.core.consent import Consent, ConsentState, Replaced
 from sayso.core.contract import Effect
-from sayso.core.inputs import Input
+from sayso.core.inputs import Input, Keep
 from sayso.core.labels import Part
 from sayso.core.operation import OperationState, Ref, sources_of
 from sayso.core.origin import Origin
@@ -53,6 +53,7 @@ class Kind(StrEnum):
     CONSENT_WITHDRAWN = "consent.withdrawn"
     CONSENT_USED = "consent.used"
     ANSWER_REFUSED = "answer.refused"
+    CONFLICT_SETTLED = "conflict.settled"
 
 
 class Ending(StrEnum):
@@ -304,6 +305,20 @@ class AnswerRefusedBody:
     consent: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ConflictSettledBody:
+    """An operator chose between rows that this process had accepted and others that the store holds in their
+    place (K7). Where ours are kept, notices with their words follow this row."""
+
+    n: int
+    by: str
+    keep: Keep
+    #: a reader drops what it shows from this row on, and reads it again
+    from_seq: int
+    #: what was accepted and is passed over
+    passed_over: tuple[str, ...] = ()
+
+
 Body = (
     InputBody
     | NoticeBody
@@ -324,6 +339,7 @@ Body = (
     | ConsentWithdrawnBody
     | ConsentUsedBody
     | AnswerRefusedBody
+    | ConflictSettledBody
 )
 
 _BODIES: dict[Kind, type[Any]] = {
@@ -346,6 +362,7 @@ _BODIES: dict[Kind, type[Any]] = {
     Kind.CONSENT_WITHDRAWN: ConsentWithdrawnBody,
     Kind.CONSENT_USED: ConsentUsedBody,
     Kind.ANSWER_REFUSED: AnswerRefusedBody,
+    Kind.CONFLICT_SETTLED: ConflictSettledBody,
 }
 _KINDS: dict[type[Any], Kind] = {body: kind for kind, body in _BODIES.items()}
 _ADAPTERS: dict[Kind, TypeAdapter[Any]] = {kind: TypeAdapter(body) for kind, body in _BODIES.items()}
@@ -597,6 +614,8 @@ def changes(row: Row) -> tuple[Change, ...]:
             return (_taken(n, seq),)
         case NoticeBody(n=n) | AnswerRefusedBody(n=n):
             return () if n is None else (_taken(n, seq),)
+        case ConflictSettledBody(n=n):
+            return (_taken(n, seq),)
         case EffectGoneBody() as body:
             return _gone(body)
         case TurnStartBody() as body:

@@ -16,6 +16,7 @@ from sayso.core.record import sentence
 from sayso.core.rows import (
     AnswerRefusedBody,
     Called,
+    ConflictSettledBody,
     ConsentApprovedBody,
     ConsentDeclinedBody,
     ConsentExpiredBody,
@@ -185,6 +186,9 @@ def _body(row: Row) -> Json:
             return {"consent": consent, "turn": turn}
         case AnswerRefusedBody(consent=consent, by=by, reason=reason):
             return {"consent": consent, "by": by, "reason": reason}
+        case ConflictSettledBody() as body:
+            passed_over = list(body.passed_over)
+            return {"by": body.by, "keep": body.keep, "from_seq": body.from_seq, "passed_over": passed_over}
 
 
 def public(row: Row) -> Json:

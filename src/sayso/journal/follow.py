@@ -271,6 +271,12 @@ class Feeds:
         feed = self._feeds.get(session)
         return tuple(feed.pending) if feed is not None else ()
 
+    def dismiss(self, session: str, farewell: str) -> None:
+        """Send every listener of a session away."""
+        feed = self._feeds.get(session)
+        if feed is not None:
+            feed.dismiss(farewell)
+
     def dismiss_all(self, farewell: str) -> None:
         """Send every listener of every session away (shutdown)."""
         for feed in tuple(self._feeds.values()):

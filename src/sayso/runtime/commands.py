@@ -14,18 +14,21 @@ from typing import Any, Protocol
 from sayso.core.canonical import digest
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.errors import Forbidden, Invalid, NotFound
-from sayso.core.inputs import Answer, Input, InputKind
-from sayso.core.labels import USER, Part
+from sayso.core.inputs import Answer, Choice, Input, InputKind, Keep, Restated
+from sayso.core.labels import RUNTIME, USER, Part
 from sayso.core.origin import Principal, PrincipalKind
+from sayso.core.record import sentence
 from sayso.core.rows import (
     AnswerRefusedBody,
     ConsentApprovedBody,
     ConsentDeclinedBody,
     ConsentExpiredBody,
+    InputBody,
     Row,
 )
 from sayso.core.session import Position, SessionRecord
 from sayso.core.text import scrub
+from sayso.journal.append import JournalStatus
 from sayso.journal.follow import Feeds, Frame, Listener, Published, capture, follow
 from sayso.runtime.limits import Limits
 from sayso.runtime.ports import Ids
@@ -38,6 +41,26 @@ class Hints(Protocol):
 
     def hint(self, session: str) -> None:
         """Look again at `session`; may be lost without harm to anything but speed."""
+        ...
+
+
+class Owners(Hints, Protocol):
+    """Who owns sessions in this process. See `Worker` for what each method promises."""
+
+    def status(self, session: str) -> JournalStatus:
+        """Return how far the store follows."""
+        ...
+
+    async def reconcile(self, session: str) -> JournalStatus:
+        """Try at once to make what was accepted durable."""
+        ...
+
+    def disputed(self, session: str) -> tuple[Row, ...]:
+        """Return our rows of a session that stands still in a conflict."""
+        ...
+
+    async def give_up(self, session: str) -> bool:
+        """Let a disputed session go."""
         ...
 
 
@@ -55,6 +78,16 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
+class Dispute:
+    """Two versions of a piece of journal: what this process accepted and showed, and what the store holds."""
+
+    #: the first row that is not the store's
+    from_seq: int
+    ours: tuple[Row, ...]
+    stored: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """The newest rows of a window, and the position of the newest one: the token to follow from."""
 
@@ -66,9 +99,9 @@ class Commands:
     """The calls of the HTTP API, the client and the CLI."""
 
     def __init__(
-        self, store: Store, feeds: Feeds, hints: Hints, ids: Ids, limits: Limits, *, rules: Rules = RULES
+        self, store: Store, feeds: Feeds, owners: Owners, ids: Ids, limits: Limits, *, rules: Rules = RULES
     ) -> None:
-        self._store, self._feeds, self._hints = store, feeds, hints
+        self._store, self._feeds, self._owners = store, feeds, owners
         self._ids, self._limits, self._rules = ids, limits, rules
 
     # sessions
@@ -103,6 +136,48 @@ class Commands:
         """Return how many inputs of the session are stored and not taken yet, counted up to a page."""
         await self.session(by, session)
         return len(await self._store.inbox(session, after=0, limit=self._limits.inbox_page))
+
+    # how the store follows
+
+    async def status(self, by: Caller, session: str) -> JournalStatus:
+        """Return how far the store follows: counts and instants, nothing of what was said.
+
+        Raises:
+            NotFound: see `session`.
+        """
+        await self.session(by, session)
+        return self._owners.status(session)
+
+    async def dispute(self, by: Caller, session: str) -> Dispute:
+        """Return both versions of what is in conflict (K7). For operators.
+
+        Raises:
+            Forbidden, NotFound: the caller is none, or nothing is in conflict here.
+        """
+        if not by.is_operator:
+            raise Forbidden("a conflict is an operator's to settle")
+        await self.session(by, session)
+        ours = self._owners.disputed(session)
+        if not ours:
+            raise NotFound("conflict")
+        stored = await self._store.rows(session, after=ours[0].seq - 1, limit=self._limits.history_rows)
+        return Dispute(ours[0].seq, ours, tuple(stored))
+
+    async def settle_dispute(self, by: Caller, session: str, keep: Keep) -> Put:
+        """Store an operator's choice, and give the session up, so that its next owner goes on from the store. The
+        choice becomes a row; where ours are kept, their words follow it, as notices.
+
+        Raises:
+            Forbidden, NotFound: see `dispute`.
+        """
+        dispute = await self.dispute(by, session)
+        ours = tuple(Restated(sentence(row), _said(row)) for row in dispute.ours)
+        choice = Choice(keep, dispute.from_seq, ours)
+        received = Input(InputKind.CHOICE, by.principal, by.verified, choice=choice)
+        content = {"keep": keep, "from_seq": dispute.from_seq}
+        put = await self._put(by, session, received, content, idempotency_key=None)
+        await self._owners.give_up(session)
+        return put
 
     # inputs
 
@@ -203,7 +278,7 @@ class Commands:
         )
         put = await self._store.put(entry)
         if put.outcome is PutOutcome.STORED:
-            self._hints.hint(session)
+            self._owners.hint(session)
         return put
 
     async def _settling(self, session: str, listener: Listener, n: int) -> Row | None:
@@ -262,6 +337,12 @@ class Commands:
         if found is None:
             raise NotFound("question")
         return found
+
+
+def _said(row: Row) -> tuple[Part, ...]:
+    """Return a row's words with their labels; the runtime's own sentence where it has none."""
+    parts = row.body.input.parts if isinstance(row.body, InputBody) else getattr(row.body, "parts", ())
+    return tuple(parts) or (Part(sentence(row), "runtime", RUNTIME, "runtime"),)
 
 
 def _settles(row: Row, n: int) -> bool:

@@ -14,13 +14,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from sayso.core.consent import ConsentState, Replaced, Settled, Standing
 from sayso.core.errors import StoreUnavailable
-from sayso.core.inputs import Answer, InputKind
+from sayso.core.inputs import Answer, InputKind, Keep
 from sayso.core.labels import USER, Part
 from sayso.core.operation import OperationState, Ref
 from sayso.core.origin import Origin
 from sayso.core.retry import delay_ms
 from sayso.core.rows import (
     AnswerRefusedBody,
+    ConflictSettledBody,
     ConsentApprovedBody,
     ConsentDeclinedBody,
     ConsentExpiredBody,
@@ -85,7 +86,7 @@ class Inbox:
                 match entry.input.kind:
                     case InputKind.MESSAGE | InputKind.EVENT | InputKind.UNCLEAR:
                         self._waiting.append(entry)
-                    case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY:
+                    case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY | InputKind.CHOICE:
                         control.append(entry)
             if len(page) < self._limits.inbox_page:
                 self.looked_to = max(self.looked_to, self._tail)
@@ -98,6 +99,8 @@ class Inbox:
         received = entry.input
         if received.kind is InputKind.NOTICE:
             return [Draft(NoticeBody(received.parts, entry.n)), *await self._gone(entry)]
+        if received.kind is InputKind.CHOICE:
+            return _chosen(entry)
         if received.kind is InputKind.EXPIRY:
             return await self._expire(entry, received.consent or "")
         assert received.answer is not None
@@ -204,3 +207,15 @@ class Inbox:
             if found is not None:
                 newest[found.tool] = Replaced(found.tool, decode_arguments(found.arguments))
         return tuple(newest.values())
+
+
+def _chosen(entry: InboxRow) -> list[Draft]:
+    """Return the rows of an operator's choice (K7): what it was, and, where ours are kept, their words again. They
+    are notices, with the labels that they had: nothing acts on them."""
+    choice, by = entry.input.choice, str(entry.input.principal)
+    assert choice is not None
+    if choice.keep is Keep.STORED:
+        lines = tuple(row.line for row in choice.ours)
+        return [Draft(ConflictSettledBody(entry.n, by, choice.keep, choice.from_seq, lines))]
+    again = [Draft(NoticeBody(row.parts)) for row in choice.ours]
+    return [Draft(ConflictSettledBody(entry.n, by, choice.keep, choice.from_seq)), *again]

@@ -9,12 +9,14 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
-from sayso.core.errors import Busy, Conflict, Fenced, OutcomeUnknown
+from sayso.core.errors import Busy, Conflict, Fenced, Gone, OutcomeUnknown
 from sayso.core.retry import delay_ms
+from sayso.core.rows import Row
 from sayso.core.session import Token
-from sayso.journal.append import Journal
+from sayso.journal.append import Journal, JournalState, JournalStatus
 from sayso.journal.follow import Feeds
 from sayso.runtime.driver import Around, Driver
 from sayso.runtime.loaded import load
@@ -26,6 +28,14 @@ log = logging.getLogger(__name__)
 CLAIM_MAX = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Disputed:
+    """A session whose store holds other rows than ours, or refuses ours: what we accepted, and under which right."""
+
+    token: Token
+    rows: tuple[Row, ...]
+
+
 class Worker:
     """One node's work. `run` returns after `stop`; one task owns each session meanwhile."""
 
@@ -34,6 +44,8 @@ class Worker:
         self._drivers: dict[str, Driver] = {}
         self._wake = asyncio.Event()
         self._owners: set[asyncio.Task[None]] = set()
+        #: sessions that stand still until an operator chooses
+        self._disputed: dict[str, Disputed] = {}
         #: how often in a row a session's owner failed here
         self._failures: dict[str, int] = {}
         self._stopping = False
@@ -61,6 +73,46 @@ class Worker:
         """Whether nothing is left to do until something comes in or a timer is due (for tests and demos)."""
         settled = len(self._owners) == len(self._drivers) and all(d.at_rest for d in self._drivers.values())
         return settled and not self._wake.is_set() and not any(self._looking.values())
+
+    # how the store follows
+
+    def status(self, session: str) -> JournalStatus:
+        """Return how far the store follows a session: only what this worker owns can be behind."""
+        disputed = self._disputed.get(session)
+        if disputed is not None:
+            return JournalStatus(JournalState.CONFLICT, len(disputed.rows))
+        driver = self._drivers.get(session)
+        return driver.journal if driver is not None else JournalStatus(JournalState.HEALTHY)
+
+    async def reconcile(self, session: str) -> JournalStatus:
+        """Try at once, whenever the next try is due, to make everything accepted of a session durable; return how
+        it stands afterwards."""
+        driver = self._drivers.get(session)
+        if driver is not None:
+            await driver.reconcile(now_ms=driver.journal.next_retry_at_ms)
+        return self.status(session)
+
+    def disputed(self, session: str) -> tuple[Row, ...]:
+        """Return our rows of a session whose store holds others in their place; none if there is no conflict."""
+        disputed = self._disputed.get(session)
+        return disputed.rows if disputed is not None else ()
+
+    async def give_up(self, session: str) -> bool:
+        """After an operator chose (K7): let a disputed session go, so that it is loaded from the store under the
+        next epoch, whose first look finds the choice. False if it is not disputed here.
+
+        Raises:
+            StoreUnavailable, CommitUnknown: it is still disputed; try again.
+        """
+        disputed = self._disputed.get(session)
+        if disputed is None:
+            return False
+        await self._around.store.surrender(disputed.token)  # False: another epoch has it, which is as good
+        self._disputed.pop(session, None)
+        self._feeds.dismiss(session, "moved")
+        self._feeds.disown(session)
+        self._wake.set()
+        return True
 
     # life
 
@@ -142,7 +194,10 @@ class Worker:
         try:
             await self._drive(claimed)
             self._failures.pop(session, None)
-        except (Fenced, Conflict) as error:
+        except Conflict as error:
+            log.error("session stands still", extra={"session": session, "cause": str(error)})
+            self._disputed[session] = Disputed(claimed.token, self._feeds.pending(session))
+        except (Fenced, Gone) as error:
             log.warning("session lost", extra={"session": session, "cause": str(error)})
         except (Busy, OutcomeUnknown) as error:
             log.warning("session given up for now", extra={"session": session, "cause": str(error)})
@@ -152,7 +207,8 @@ class Worker:
             await self._give_back(claimed.token)
         finally:
             self._drivers.pop(session, None)
-            self._feeds.disown(session)
+            if session not in self._disputed:
+                self._feeds.disown(session)
             self._wake.set()  # a hint that came to the driver after it had let go is heard here
 
     async def _drive(self, claimed: Claimed) -> None:

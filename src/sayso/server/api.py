@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from sayso.core.inputs import Answer
+from sayso.core.inputs import Answer, Keep
 from sayso.core.session import Position
 from sayso.runtime.commands import Commands
 from sayso.runtime.identity import Identity
@@ -119,6 +119,21 @@ class Api:
         await self._commands.session(by, session)
         rows = await self._store.rows(session, after=after, limit=limit)
         return wire.JournalPage(rows=[wire.journal_row(row) for row in rows])
+
+    async def get_status(self, by: By, session: str) -> wire.StatusView:
+        """Say how far the store follows a session: counts and instants, nothing of what was said."""
+        return wire.status_view(await self._commands.status(by, session))
+
+    async def get_conflict(self, by: ByOperator, session: str) -> wire.ConflictView:
+        """Return both versions of what is in conflict: what was accepted and shown, and what is stored.
+
+        For operators.
+        """
+        return wire.conflict_view(await self._commands.dispute(by, session))
+
+    async def settle_conflict(self, by: ByOperator, session: str, wanted: wire.SettleConflict) -> wire.InputStored:
+        """Choose a version. The choice becomes a row, and the session goes on. For operators."""
+        return wire.input_stored(await self._commands.settle_dispute(by, session, Keep(wanted.keep)))
 
     async def get_door(
         self, by: ByOperator, limit: Limit = 200, session: Annotated[wire.Name | None, Query()] = None

@@ -27,7 +27,8 @@ from sayso.core.record import sentence
 from sayso.core.rows import Row, encode_body
 from sayso.core.session import Position, SessionRecord
 from sayso.core.text import plain
-from sayso.runtime.commands import History
+from sayso.journal.append import JournalStatus
+from sayso.runtime.commands import Dispute, History
 from sayso.server.body import CutShort, Encoded, NotJson, TooLarge, TooSlow
 from sayso.storage.store import DoorRow, Put, PutOutcome
 
@@ -225,6 +226,33 @@ class JournalPage(Shown):
     rows: list[JournalRow]
 
 
+class StatusView(Shown):
+    """How far the store follows a session."""
+
+    state: str = Field(description="healthy, pending, retrying or conflict.", examples=["healthy"])
+    pending: int = Field(description="Rows that are accepted and not known to be stored.")
+    attempts: int = Field(description="Tries that failed since the store followed last.")
+    first_failure_at_ms: int | None
+    last_failure_at_ms: int | None
+    next_retry_at_ms: int | None
+
+
+class ConflictView(Shown):
+    """Two versions of a piece of a journal, from row `from_seq` on."""
+
+    from_seq: int
+    ours: list[JournalRow] = Field(description="What was accepted and shown, and is not what the store holds.")
+    stored: list[JournalRow]
+
+
+class SettleConflict(Wanted):
+    """A choice between the two."""
+
+    keep: Literal["ours", "stored"] = Field(
+        description="`stored`: go on from the store. `ours`: the same, and what was accepted is said again as notices."
+    )
+
+
 class NoteView(Shown):
     """What the door recorded about an input that it did not store as it came."""
 
@@ -295,6 +323,27 @@ def journal_row(row: Row) -> JournalRow:
         at_ms=row.at_ms,
         line=sentence(row),
         body=json.loads(encode_body(row.body)),
+    )
+
+
+def status_view(status: JournalStatus) -> StatusView:
+    """Return how far the store follows."""
+    return StatusView(
+        state=status.state,
+        pending=status.pending,
+        attempts=status.attempts,
+        first_failure_at_ms=status.first_failure_at_ms,
+        last_failure_at_ms=status.last_failure_at_ms,
+        next_retry_at_ms=status.next_retry_at_ms,
+    )
+
+
+def conflict_view(dispute: Dispute) -> ConflictView:
+    """Return both versions of what is in conflict."""
+    return ConflictView(
+        from_seq=dispute.from_seq,
+        ours=[journal_row(row) for row in dispute.ours],
+        stored=[journal_row(row) for row in dispute.stored],
     )
 
 

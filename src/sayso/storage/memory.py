@@ -19,6 +19,7 @@ from sayso.core.origin import Principal
 from sayso.core.rows import (
     BODY_VERSION,
     Change,
+    ConflictSettledBody,
     Insert,
     Row,
     Scalar,
@@ -242,7 +243,12 @@ class MemoryStore:
         if record is not None and record.epoch == position.epoch:
             return position.seq
         before = [row.seq for row in self._rows_of(session) if row.seq <= position.seq and row.epoch <= position.epoch]
-        return max(before, default=0)
+        chosen = [
+            row.body.from_seq - 1
+            for row in self._rows_of(session)
+            if row.seq > position.seq and isinstance(row.body, ConflictSettledBody)
+        ]
+        return min([max(before, default=0), *chosen])
 
     async def standings(
         self, session: str, *, states: Sequence[ConsentState] | None = None, due: bool = False

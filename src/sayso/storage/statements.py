@@ -23,6 +23,7 @@ from sayso.core.origin import Principal
 from sayso.core.rows import (
     BODY_VERSION,
     Change,
+    ConflictSettledBody,
     Insert,
     Row,
     Scalar,
@@ -373,7 +374,14 @@ def keep(session: str, position: Position) -> Body[int]:
         "select seq from journal where session = ? and seq <= ? and epoch <= ? order by seq desc limit 1",
         (session, position.seq, position.epoch),
     )
-    return int(stored[0][0]) if stored else 0
+    kept = int(stored[0][0]) if stored else 0
+    # a choice that this reader has not seen: what it shows from there on may be what was passed over
+    chosen = yield Sql(
+        "select version, body from journal where session = ? and seq > ? and kind = 'conflict.settled'",
+        (session, position.seq),
+    )
+    bodies = [decode_body("conflict.settled", version, body) for version, body in chosen]
+    return min([kept, *(body.from_seq - 1 for body in bodies if isinstance(body, ConflictSettledBody))])
 
 
 def _places(values: Sequence[Value]) -> str:

@@ -290,7 +290,8 @@ class Store(Protocol):
 
     async def keep(self, session: str, position: Position) -> int:
         """Return K1's `keep`: `seq` if `epoch` is the session's current one, else the highest stored seq
-        at most `seq` of an epoch at most `epoch`; 0 if there is none."""
+        at most `seq` of an epoch at most `epoch`; 0 if there is none. Where an operator has chosen since
+        between two versions (K7), nothing from the first row in question on is kept."""
         ...
 
     async def standings(
