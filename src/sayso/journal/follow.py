@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from sayso.core.rows import ModelCalledBody, ModelSaidBody, Row, TurnEndBody
 from sayso.core.session import START, Position
-from sayso.core.view import public
+from sayso.core.view import Json, public
 from sayso.storage.store import Store
+
+log = logging.getLogger(__name__)
 
 #: events a listener may be behind before it is sent away to come back by its cursor
 QUEUE_EVENTS_MAX = 512
@@ -23,6 +26,8 @@ QUEUE_EVENTS_MAX = 512
 DELTA_S, DELTA_CHARS = 0.025, 4096
 #: rows fetched from the store at a time while catching up
 PAGE_ROWS = 500
+#: what is shown live beside rows and text, encoded; more than that is shown to nobody
+SHOWN_BYTES_MAX = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,20 @@ class Status:
         return Frame("status", encode({"state": self.state, "pending": self.pending}))
 
 
-Event = Published | Delta | Status
+@dataclass(frozen=True)
+class Shown:
+    """Something that is shown live and is no row: it has no id, may be lost, and a row or a read heals it."""
+
+    event: str
+    data: Json
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The event as it goes out."""
+        return Frame(self.event, encode(self.data))
+
+
+Event = Published | Delta | Status | Shown
 
 
 def encode(value: object) -> str:
@@ -200,6 +218,18 @@ class Feed:
             self.status = status
             self._offer([status or Status("healthy", 0)])
 
+    def show(self, event: str, data: Json) -> None:
+        """Publish something that is no row, e.g. a result before it is accepted, or that the queue has changed: to
+        everybody who listens now, in order with the rows, and without an id. Who comes later does not get it.
+        """
+        shown = Shown(event, data)
+        if not self.listeners:
+            return
+        if len(shown.frame.data.encode("utf-8", "replace")) > SHOWN_BYTES_MAX:
+            log.warning("too long to be shown live", extra={"event": event})
+            return
+        self._offer([shown])
+
     def erase(self) -> None:
         """Forget the unfinished reply: it ended without a row, or the session is not owned here any more."""
         self.flush()
@@ -270,6 +300,12 @@ class Feeds:
         """Return the accepted rows of a session that are not durable yet."""
         feed = self._feeds.get(session)
         return tuple(feed.pending) if feed is not None else ()
+
+    def show(self, session: str, event: str, data: Json) -> None:
+        """Publish something that is no row to who listens to a session here. See `Feed.show`."""
+        feed = self._feeds.get(session)
+        if feed is not None:
+            feed.show(event, data)
 
     def dismiss(self, session: str, farewell: str) -> None:
         """Send every listener of a session away."""
