@@ -288,7 +288,7 @@ def _shown(lines: list[Line], *, as_json: bool) -> list[str]:
 async def read_sessions(database: str | None) -> list[str]:
     """Return a line for each of the newest sessions."""
     async with _store(_file(database), must_exist=True) as store:
-        found = await store.sessions(owner=None, limit=100)
+        found = await store.sessions(of=None, limit=100)
     return [f"{one.id}  {one.owner}  {one.head} rows  {one.state}  {one.title}" for one in found] or ["no sessions yet"]
 
 

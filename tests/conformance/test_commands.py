@@ -353,7 +353,7 @@ class Commands(RuleBasedStateMachine):
                 await store.door(session=session, limit=limit),
                 await store.keep(session, position),
                 await store.refs("restaurant", wanted),
-                await store.sessions(owner=None, limit=limit, before=session),
+                await store.sessions(of=None, limit=limit, before=session),
             ]
 
         self.ask(pages)

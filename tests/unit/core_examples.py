@@ -17,7 +17,7 @@ from hypothesis.strategies import SearchStrategy
 from sayso.core.authority import Verdict
 from sayso.core.consent import AskedStep, Consent, ConsentState, Question, Shown, Standing, Step, steps_digest
 from sayso.core.contract import Effect, Role
-from sayso.core.inputs import Answer, Choice, Input, InputKind, Keep, Restated
+from sayso.core.inputs import Answer, Choice, Input, InputKind, Keep, ParticipantChange, Restated
 from sayso.core.labels import OUTSIDER, RUNTIME, USER, Label, Part
 from sayso.core.operation import Ref
 from sayso.core.origin import Origin, Principal
@@ -38,6 +38,8 @@ from sayso.core.rows import (
     ModelSaidBody,
     NoticeBody,
     Outcome,
+    ParticipantChangedBody,
+    RequestRefusedBody,
     Row,
     ToolIntendedBody,
     ToolResultBody,
@@ -48,7 +50,7 @@ from sayso.core.rows import (
     TurnStartBody,
     TurnStepsBody,
 )
-from sayso.core.session import Position
+from sayso.core.session import Position, SessionRole
 
 ALICE = Principal.parse("user:alice")
 BOB = Principal.parse("user:bob")
@@ -190,11 +192,14 @@ def heard(
     event_id: str = "evt_1",
     about: tuple[Ref, ...] = (),
     answer: Answer | None = None,
+    participant: ParticipantChange | None = None,
 ) -> InputBody:
     """The row of an input, as its owner takes it."""
     parts = (typed(text, by=principal) if principal.kind == "user" else told(text),) if text else ()
     about_consent = "A1" if kind is InputKind.EXPIRY else None
-    received = Input(kind, principal, "api token", parts, about=about, answer=answer, consent=about_consent)
+    received = Input(
+        kind, principal, "api token", parts, about, answer=answer, consent=about_consent, participant=participant
+    )
     return InputBody(n, str(principal), event_id, 500, received)
 
 
@@ -245,6 +250,9 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
         ConsentUsedBody("A1", "T2"),
         AnswerRefusedBody(7, "user:alice", text, "A1"),
         ConflictSettledBody(8, "operator:ops", Keep.STORED, 12, (text,)),
+        RequestRefusedBody(8, "user:alice", text),
+        ParticipantChangedBody(9, "user:bob", SessionRole.VIEWER, "user:alice"),
+        heard(InputKind.PARTICIPANT, ALICE, participant=ParticipantChange(BOB, SessionRole.MEMBER)),
     )
 
 

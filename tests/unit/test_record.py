@@ -9,7 +9,7 @@ from hypothesis import given
 
 from sayso.core import view
 from sayso.core.consent import ConsentState, Standing
-from sayso.core.inputs import Answer, Input, InputKind, Keep
+from sayso.core.inputs import Answer, Input, InputKind, Keep, ParticipantChange
 from sayso.core.operation import Ref
 from sayso.core.record import persisted, sentence
 from sayso.core.rows import (
@@ -28,6 +28,8 @@ from sayso.core.rows import (
     ModelSaidBody,
     NoticeBody,
     Outcome,
+    ParticipantChangedBody,
+    RequestRefusedBody,
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
@@ -37,7 +39,7 @@ from sayso.core.rows import (
     TurnStartBody,
     TurnStepsBody,
 )
-from sayso.core.session import Position
+from sayso.core.session import Position, SessionRole
 from sayso.core.text import is_hidden
 from tests.unit.core_examples import (
     ALICE,
@@ -140,6 +142,21 @@ SENTENCES: list[tuple[Body, str]] = [
         ConflictSettledBody(8, "operator:ops", Keep.STORED, 12, ("T1: ‹All right.›",)),
         "operator:ops keeps the stored rows from 12 on; passed over: T1: <All right.>",
     ),
+    (RequestRefusedBody(8, "user:alice", "no more may"), "user:alice: no more may"),
+    (
+        ParticipantChangedBody(8, "user:bob", SessionRole.MEMBER, "user:alice"),
+        "user:bob takes part as member, by user:alice",
+    ),
+    (ParticipantChangedBody(9, "user:bob", None, "user:alice"), "user:bob takes part no more, by user:alice"),
+    (ParticipantChangedBody(9, "user:bob", None, "user:bob"), "user:bob left"),
+    (
+        heard(InputKind.PARTICIPANT, ALICE, participant=ParticipantChange(BOB, SessionRole.MEMBER)),
+        "alice asks that user:bob takes part as member",
+    ),
+    (
+        heard(InputKind.PARTICIPANT, BOB, participant=ParticipantChange(BOB, None)),
+        "bob asks that user:bob takes part no more",
+    ),
 ]
 SAYING = [body for body, _ in SENTENCES]
 
@@ -205,9 +222,14 @@ def test_somebodys_words_stand_between_marks_that_they_cannot_close(text: str) -
             "k2",
             "bob answers A1: yes (api token); now acknowledged",
         ),
+        (
+            Input(InputKind.PARTICIPANT, ALICE, "api token", participant=ParticipantChange(BOB, SessionRole.VIEWER)),
+            "k3",
+            "alice asks that user:bob takes part as viewer (api token); now acknowledged",
+        ),
         (Input(InputKind.EXPIRY, TIMER, "runtime", consent="A1"), "A1@600000", "A1@600000 from the runtime's timer"),
     ],
-    ids=["event", "message", "answer", "expiry"],
+    ids=["event", "message", "answer", "participant", "expiry"],
 )
 def test_the_door_says_what_it_stored(received: Input, event_id: str, reads: str) -> None:
     assert persisted(received, event_id) == reads

@@ -23,6 +23,7 @@ from sayso.core.rows import (
     ConsentExpiredBody,
     ConsentUsedBody,
     ConsentWithdrawnBody,
+    Delete,
     Draft,
     EffectGoneBody,
     Ending,
@@ -33,6 +34,8 @@ from sayso.core.rows import (
     ModelSaidBody,
     NoticeBody,
     Outcome,
+    ParticipantChangedBody,
+    RequestRefusedBody,
     Table,
     ToolIntendedBody,
     ToolResultBody,
@@ -53,6 +56,7 @@ from sayso.core.rows import (
     encode_consent,
     encode_input,
 )
+from sayso.core.session import SessionRole
 from sayso.core.text import scrub
 from tests.unit.core_examples import (
     ALICE,
@@ -209,11 +213,15 @@ KEYS = {
     Table.CONSENT: {"consent"},
     Table.REF: {"source", "kind", "value"},
     Table.TIMER: {"timer"},
+    Table.PARTICIPANT: {"principal"},
 }
 
 
 def said(change: Change) -> str:
-    """A change on one line: `+` adds a row, `=` takes the place of one, `{key}` changes one, `if` one of these."""
+    """A change on one line: `+` adds a row, `=` takes the place of one, `-` drops one, `{key}` changes one, `if` one
+    of these."""
+    if isinstance(change, Delete):
+        return f"-{change.table} " + " ".join(f"{name}={value}" for name, value in change.key.items())
     values = " ".join(f"{name}={value}" for name, value in change.values.items())
     if isinstance(change, Insert):
         return f"{'=' if change.replace else '+'}{change.table} {values}"
@@ -228,6 +236,18 @@ CHANGED: list[tuple[Body, list[str]]] = [
     (NoticeBody((told("gone"),)), []),
     (AnswerRefusedBody(5, "user:alice", "late", "A1"), ["inbox{n=5} state=taken taken_seq=7 if queued"]),
     (ConflictSettledBody(6, "operator:ops", Keep.OURS, 5), ["inbox{n=6} state=taken taken_seq=7 if queued"]),
+    (RequestRefusedBody(5, "user:alice", "too many"), ["inbox{n=5} state=taken taken_seq=7 if queued"]),
+    (
+        ParticipantChangedBody(5, "user:bob", SessionRole.MEMBER, "user:alice"),
+        [
+            "inbox{n=5} state=taken taken_seq=7 if queued",
+            "=participant principal=user:bob role=member seq=7",
+        ],
+    ),
+    (
+        ParticipantChangedBody(5, "user:bob", None, "user:bob"),
+        ["inbox{n=5} state=taken taken_seq=7 if queued", "-participant principal=user:bob"],
+    ),
     (
         EffectGoneBody(R1, "restaurant", 3, "T1.1.1"),
         [
@@ -397,7 +417,7 @@ def test_every_change_names_a_row_of_this_session_by_its_whole_key(body: Body) -
         key = change.values if isinstance(change, Insert) else change.key
         assert key.keys() >= KEYS[change.table]
         assert isinstance(change, Insert) or change.key.keys() == KEYS[change.table]
-        assert "session" not in {*key, *change.values}
+        assert "session" not in {*key, *({} if isinstance(change, Delete) else change.values)}
 
 
 # --- what may not be done twice ----------------------------------------------
@@ -429,6 +449,7 @@ def test_an_input_is_taken_once() -> None:
 
     assert {row(body).kind for body in taking} == {
         *(Kind.INPUT, Kind.NOTICE, Kind.ANSWER_REFUSED, Kind.CONFLICT_SETTLED),
+        *(Kind.REQUEST_REFUSED, Kind.PARTICIPANT_CHANGED),
         *(Kind.CONSENT_APPROVED, Kind.CONSENT_DECLINED, Kind.CONSENT_EXPIRED),
     }
     assert all(guard(body, Table.INBOX) == ("queued",) for body in taking)
@@ -454,6 +475,7 @@ def test_a_calls_arguments_read_back_from_its_side_table() -> None:
     arguments: dict[str, Any] = {"party": 2**60, "note": "é\n", "deep": {"a": [None, 0.5]}}
     (opened,) = changes(row(ModelCalledBody(1, (call("book", **arguments),))))
 
+    assert isinstance(opened, Insert)
     assert decode_arguments(str(opened.values["arguments"])) == arguments
 
 
@@ -470,6 +492,7 @@ def test_a_calls_arguments_read_back_from_its_side_table() -> None:
         (InputKind.ANSWER, Lane.CONTROL),
         (InputKind.EXPIRY, Lane.CONTROL),
         (InputKind.CHOICE, Lane.CONTROL),
+        (InputKind.PARTICIPANT, Lane.CONTROL),
     ],
 )
 def test_answers_expiries_and_notices_overtake_the_queue(kind: InputKind, lane: Lane) -> None:

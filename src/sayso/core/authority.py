@@ -12,6 +12,7 @@ from enum import StrEnum
 from sayso.core.contract import ApproverRole, ConsentPolicy, Contract
 from sayso.core.labels import Label
 from sayso.core.origin import Origin, Principal, PrincipalKind
+from sayso.core.session import SessionRole
 
 
 class Verdict(StrEnum):
@@ -68,9 +69,24 @@ def may_approve(principal: Principal, approvers: tuple[str, ...]) -> bool:
     return principal.kind in (PrincipalKind.USER, PrincipalKind.OPERATOR) and str(principal) in approvers
 
 
-def may_see(principal: Principal, owner: Principal) -> bool:
-    """Return whether `principal` may see and write to a session of `owner`: hers, or any for an operator."""
-    return principal == owner or principal.kind is PrincipalKind.OPERATOR
+def role_of(principal: Principal, owner: Principal, given: SessionRole | None) -> SessionRole | None:
+    """Return what `principal` is in a session of `owner` in which she was given the role `given`; None if she
+    is nothing there, and then the session does not exist for her."""
+    if principal == owner:
+        return SessionRole.OWNER
+    if principal.kind is PrincipalKind.OPERATOR:
+        return SessionRole.OPERATOR
+    return given if principal.kind is PrincipalKind.USER else None
+
+
+def may_post(role: SessionRole) -> bool:
+    """Return whether that role may say something: a message, an answer. A viewer reads."""
+    return role is not SessionRole.VIEWER
+
+
+def may_manage(role: SessionRole) -> bool:
+    """Return whether that role may say who takes part, and how long the session lasts."""
+    return role in (SessionRole.OWNER, SessionRole.OPERATOR)
 
 
 def decide(

@@ -27,6 +27,7 @@ from sayso.core.rows import (
     ModelSaidBody,
     NoticeBody,
     Outcome,
+    ParticipantChangedBody,
     Row,
     ToolResultBody,
     TurnEndBody,
@@ -168,6 +169,9 @@ class Context:
                 return [self._told(row, f"{consent} expired unanswered. Nothing of it was run.")]
             case ConsentWithdrawnBody(consent=consent, reason=reason):
                 return [self._told(row, f"{consent} was withdrawn: {reason}.")]
+            case ParticipantChangedBody(principal=principal, role=role):
+                what = "takes part no more" if role is None else f"takes part in this session as {role}"
+                return [self._told(row, f"{principal} {what}.")]
             case _:
                 return []
 

@@ -60,6 +60,10 @@ class AnswerRefused(Refused):
         self.consent, self.why = consent, why
 
 
+class RequestRefused(Refused):
+    """The session's owner looked at what was asked of it, and changed nothing; a row says so, with the reason."""
+
+
 class Fenced(Refused):
     """A newer epoch owns the session; this worker must stop writing."""
 

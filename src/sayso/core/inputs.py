@@ -14,6 +14,7 @@ from sayso.core.attachment import Attachment
 from sayso.core.labels import Part
 from sayso.core.operation import Ref
 from sayso.core.origin import Principal
+from sayso.core.session import SessionRole
 
 
 class Lane(StrEnum):
@@ -21,7 +22,8 @@ class Lane(StrEnum):
 
     #: in order of arrival, for the running turn to end
     NORMAL = "normal"
-    #: settled between any two awaits of the running turn: answers, expiries, notices, an operator's choice
+    #: settled between any two awaits of the running turn: answers, expiries, notices, and what is asked of the
+    #: session itself
     CONTROL = "control"
 
 
@@ -40,6 +42,8 @@ class InputKind(StrEnum):
     EXPIRY = "expiry"
     #: an operator's choice between our rows and the store's (K7)
     CHOICE = "choice"
+    #: a person asks that somebody takes part, in another role, or no more
+    PARTICIPANT = "participant"
     #: a bare yes or no that fits no question, or several: the runtime asks which (K20)
     UNCLEAR = "unclear"
 
@@ -82,6 +86,14 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class ParticipantChange:
+    """Who is to take part in a session, and as what; `role=None`: no more."""
+
+    principal: Principal
+    role: SessionRole | None
+
+
+@dataclass(frozen=True, slots=True)
 class Input:
     """One input as stored. `about` and `gone` are what a source's event names (A12, A13)."""
 
@@ -101,6 +113,8 @@ class Input:
     client_send_ids: tuple[str, ...] = ()
     #: files that came with it
     attachments: tuple[Attachment, ...] = ()
+    #: what is asked about who takes part
+    participant: ParticipantChange | None = None
 
     @property
     def lane(self) -> Lane:
@@ -108,7 +122,7 @@ class Input:
         match self.kind:
             case InputKind.MESSAGE | InputKind.EVENT | InputKind.UNCLEAR:
                 return Lane.NORMAL
-            case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY | InputKind.CHOICE:
+            case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY | InputKind.CHOICE | InputKind.PARTICIPANT:
                 return Lane.CONTROL
 
 

@@ -25,6 +25,8 @@ from sayso.core.rows import (
     ModelSaidBody,
     NoticeBody,
     Outcome,
+    ParticipantChangedBody,
+    RequestRefusedBody,
     Row,
     ToolIntendedBody,
     ToolResultBody,
@@ -74,6 +76,10 @@ def heard(received: Input, event_id: str) -> str:
         case InputKind.CHOICE:
             assert received.choice is not None
             return f"{received.principal} keeps {received.choice.keep} rows from {received.choice.from_seq} on"
+        case InputKind.PARTICIPANT:
+            assert received.participant is not None
+            whom, role = received.participant.principal, received.participant.role
+            return f"{who} asks that {whom} takes part {'no more' if role is None else f'as {role}'}"
         case InputKind.EXPIRY:
             return f"the time of {received.consent} is over ({plain(event_id, chars_max=80)})"
 
@@ -84,7 +90,7 @@ def persisted(received: Input, event_id: str) -> str:
     match received.kind:
         case InputKind.EXPIRY:
             return f"{id_} from the runtime's timer"
-        case InputKind.ANSWER | InputKind.CHOICE:
+        case InputKind.ANSWER | InputKind.CHOICE | InputKind.PARTICIPANT:
             return f"{heard(received, event_id)} ({received.verified}); now acknowledged"
         case _:
             return f"{id_} from {received.principal.id}, verified by {received.verified}; now acknowledged"
@@ -149,10 +155,14 @@ def sentence(row: Row) -> str:
             return f"{consent}: {plain(reason, chars_max=200)}"
         case ConsentUsedBody(consent=consent, turn=turn):
             return f"{consent}: used by {turn}; it is good for no other"
-        case AnswerRefusedBody(reason=reason, by=by):
+        case AnswerRefusedBody(reason=reason, by=by) | RequestRefusedBody(reason=reason, by=by):
             return f"{by}: {plain(reason, chars_max=300)}"
         case ConflictSettledBody(by=by, keep=Keep.OURS, from_seq=first):
             return f"{by} keeps our rows from {first} on: they are told again below"
         case ConflictSettledBody(by=by, from_seq=first, passed_over=lines):
             passed_over = plain("; ".join(lines), chars_max=500) or "nothing"
             return f"{by} keeps the stored rows from {first} on; passed over: {passed_over}"
+        case ParticipantChangedBody(principal=principal, role=role, by=by):
+            if role is None:
+                return f"{principal} left" if by == principal else f"{principal} takes part no more, by {by}"
+            return f"{principal} takes part as {role}, by {by}"

@@ -24,7 +24,7 @@ from sayso.core.inputs import Input, Keep
 from sayso.core.labels import Part
 from sayso.core.operation import OperationState, Ref, sources_of
 from sayso.core.origin import Origin
-from sayso.core.session import Position
+from sayso.core.session import Position, SessionRole
 from sayso.core.text import scrub_json
 
 #: version of the bodies below; a reader accepts every version up to its own
@@ -54,6 +54,8 @@ class Kind(StrEnum):
     CONSENT_USED = "consent.used"
     ANSWER_REFUSED = "answer.refused"
     CONFLICT_SETTLED = "conflict.settled"
+    REQUEST_REFUSED = "request.refused"
+    PARTICIPANT_CHANGED = "participant.changed"
 
 
 class Ending(StrEnum):
@@ -319,6 +321,27 @@ class ConflictSettledBody:
     passed_over: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RequestRefusedBody:
+    """Something that was asked of the session itself and changed nothing, and why."""
+
+    n: int
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantChangedBody:
+    """Somebody takes part from here on, in another role, or (`role` None) no more."""
+
+    n: int
+    #: as `user:bob`
+    principal: str
+    role: SessionRole | None
+    #: who asked for it; the principal itself, where it left
+    by: str
+
+
 Body = (
     InputBody
     | NoticeBody
@@ -340,6 +363,8 @@ Body = (
     | ConsentUsedBody
     | AnswerRefusedBody
     | ConflictSettledBody
+    | RequestRefusedBody
+    | ParticipantChangedBody
 )
 
 _BODIES: dict[Kind, type[Any]] = {
@@ -363,6 +388,8 @@ _BODIES: dict[Kind, type[Any]] = {
     Kind.CONSENT_USED: ConsentUsedBody,
     Kind.ANSWER_REFUSED: AnswerRefusedBody,
     Kind.CONFLICT_SETTLED: ConflictSettledBody,
+    Kind.REQUEST_REFUSED: RequestRefusedBody,
+    Kind.PARTICIPANT_CHANGED: ParticipantChangedBody,
 }
 _KINDS: dict[type[Any], Kind] = {body: kind for kind, body in _BODIES.items()}
 _ADAPTERS: dict[Kind, TypeAdapter[Any]] = {kind: TypeAdapter(body) for kind, body in _BODIES.items()}
@@ -468,6 +495,7 @@ class Table(StrEnum):
     CONSENT = "consent"
     REF = "ref"
     TIMER = "timer"
+    PARTICIPANT = "participant"
 
 
 Scalar = str | int | None
@@ -494,7 +522,15 @@ class Update:
     when: tuple[str, ...] = field(default=())
 
 
-Change = Insert | Update
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """One row of a side table goes; there may be none."""
+
+    table: Table
+    key: Mapping[str, Scalar]
+
+
+Change = Insert | Update | Delete
 
 
 def _taken(n: int, seq: int) -> Update:
@@ -612,10 +648,12 @@ def changes(row: Row) -> tuple[Change, ...]:
     match row.body:
         case InputBody(n=n):
             return (_taken(n, seq),)
-        case NoticeBody(n=n) | AnswerRefusedBody(n=n):
+        case NoticeBody(n=n) | AnswerRefusedBody(n=n) | RequestRefusedBody(n=n):
             return () if n is None else (_taken(n, seq),)
         case ConflictSettledBody(n=n):
             return (_taken(n, seq),)
+        case ParticipantChangedBody() as body:
+            return (_taken(body.n, seq), _participant(seq, body))
         case EffectGoneBody() as body:
             return _gone(body)
         case TurnStartBody() as body:
@@ -657,6 +695,14 @@ def changes(row: Row) -> tuple[Change, ...]:
             return _consent(consent_id, ConsentState.WITHDRAWN, before, reason=why, due_seq=None)
         case ConsentUsedBody(consent=consent_id, turn=used_by):
             return _consent(consent_id, ConsentState.USED, (ConsentState.APPROVED,), used_by=used_by)
+
+
+def _participant(seq: int, body: ParticipantChangedBody) -> Change:
+    if body.role is None:
+        return Delete(Table.PARTICIPANT, {"principal": body.principal})
+    # who takes part already has one role, the newest
+    values: dict[str, Scalar] = {"principal": body.principal, "role": body.role, "seq": seq}
+    return Insert(Table.PARTICIPANT, values, replace=True)
 
 
 def _number(name: str) -> int:

@@ -22,6 +22,19 @@ class SessionState(StrEnum):
     OWNED = "owned"
 
 
+class SessionRole(StrEnum):
+    """What somebody is in a session. It is the session's: nobody has one in general, save an operator."""
+
+    #: she opened it
+    OWNER = "owner"
+    #: reads and writes; what she starts runs under her own name
+    MEMBER = "member"
+    #: reads
+    VIEWER = "viewer"
+    #: sees and manages every session
+    OPERATOR = "operator"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
     """A place in a journal: the epoch that wrote the row, and the row's number."""

@@ -27,6 +27,8 @@ from sayso.core.rows import (
     ModelCalledBody,
     ModelSaidBody,
     NoticeBody,
+    ParticipantChangedBody,
+    RequestRefusedBody,
     Row,
     ToolIntendedBody,
     ToolResultBody,
@@ -189,6 +191,10 @@ def _body(row: Row) -> Json:
         case ConflictSettledBody() as body:
             passed_over = list(body.passed_over)
             return {"by": body.by, "keep": body.keep, "from_seq": body.from_seq, "passed_over": passed_over}
+        case RequestRefusedBody(by=by, reason=reason):
+            return {"by": by, "reason": reason}
+        case ParticipantChangedBody(principal=principal, role=role, by=by):
+            return {"principal": principal, "role": role, "by": by}
 
 
 def public(row: Row) -> Json:

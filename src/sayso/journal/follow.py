@@ -296,6 +296,11 @@ class Feeds:
         feed = self._feeds.get(session)
         return feed is None or await feed.durable(row)
 
+    async def durable_at(self, session: str, position: Position) -> bool:
+        """Return True once the row that was published at a position is durable; False if it may never be."""
+        row = next((row for row in self.pending(session) if row.position == position), None)
+        return row is None or await self.durable(session, row)
+
     def pending(self, session: str) -> tuple[Row, ...]:
         """Return the accepted rows of a session that are not durable yet."""
         feed = self._feeds.get(session)

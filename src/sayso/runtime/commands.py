@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sayso.core.authority import may_manage, may_post
 from sayso.core.canonical import digest
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.errors import Forbidden, Invalid, NotFound
@@ -24,12 +26,15 @@ from sayso.core.rows import (
     ConsentDeclinedBody,
     ConsentExpiredBody,
     InputBody,
+    Kind,
+    ParticipantChangedBody,
+    RequestRefusedBody,
     Row,
 )
-from sayso.core.session import Position, SessionRecord
+from sayso.core.session import Position, SessionRecord, SessionRole
 from sayso.core.text import scrub
 from sayso.journal.append import JournalStatus
-from sayso.journal.follow import Feeds, Frame, Listener, Published, capture, follow
+from sayso.journal.follow import Feeds, Frame, Listener, Published, capture, encode, follow
 from sayso.runtime.limits import Limits
 from sayso.runtime.ports import Ids
 from sayso.runtime.rules import RULES, Rules
@@ -95,8 +100,16 @@ class History:
     position: Position
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A session, and what the caller is in it."""
+
+    record: SessionRecord
+    role: SessionRole
+
+
 class Commands:
-    """The calls of the HTTP API, the client and the CLI."""
+    """The calls of the HTTP API, the client and the CLI. `runtime/people.py` has those about who takes part."""
 
     def __init__(
         self, store: Store, feeds: Feeds, owners: Owners, ids: Ids, limits: Limits, *, rules: Rules = RULES
@@ -117,20 +130,58 @@ class Commands:
         return await self._store.create_session(self._ids.session(), owner=by.principal, title=scrub(title))
 
     async def sessions(self, by: Caller, *, limit: int = 50, before: str | None = None) -> list[SessionRecord]:
-        """Return the caller's sessions, newest first; an operator's list has everybody's."""
-        owner = None if by.is_operator else by.principal
-        return await self._store.sessions(owner=owner, limit=limit, before=before)
+        """Return the sessions that are the caller's or that she takes part in, newest first; an operator's list
+        has everybody's."""
+        return await self._store.sessions(of=None if by.is_operator else by.principal, limit=limit, before=before)
+
+    async def seat(self, by: Caller, session: str) -> Seat:
+        """Return a session and what the caller is in it. Every call about a session begins here.
+
+        Raises:
+            NotFound: there is none, or she is nothing in it.
+        """
+        record = await self._store.session(session)
+        if record is None:
+            raise NotFound("session")
+        role = self._rules.role(by.principal, record.owner, None)
+        if role is None:
+            given = await self._store.participant(session, by.principal)
+            role = self._rules.role(by.principal, record.owner, None if given is None else given.role)
+        if role is None:
+            raise NotFound("session")
+        return Seat(record, role)
 
     async def session(self, by: Caller, session: str) -> SessionRecord:
         """Return a session that the caller may see.
 
         Raises:
-            NotFound: there is none, or it is another person's.
+            NotFound: see `seat`.
         """
-        record = await self._store.session(session)
-        if record is None or not self._rules.may_see(by.principal, record.owner):
-            raise NotFound("session")
-        return record
+        return (await self.seat(by, session)).record
+
+    async def may_post(self, by: Caller, session: str) -> Seat:
+        """Return a session in which the caller may say something.
+
+        Raises:
+            NotFound: see `seat`.
+            Forbidden: she may only read in it.
+        """
+        seat = await self.seat(by, session)
+        if not may_post(seat.role):
+            raise Forbidden(f"a {seat.role} of this session reads, and can't post or answer")
+        return seat
+
+    async def may_manage(self, by: Caller, session: str) -> Seat:
+        """Return a session that is the caller's to manage.
+
+        Raises:
+            NotFound: see `seat`.
+            Forbidden: she takes part in it, and it is another's to manage.
+        """
+        seat = await self.seat(by, session)
+        if not may_manage(seat.role):
+            raise Forbidden("this is for the session's owner")
+        return seat
 
     async def waiting(self, by: Caller, session: str) -> int:
         """Return how many inputs of the session are stored and not taken yet, counted up to a page."""
@@ -194,10 +245,10 @@ class Commands:
         """Store the caller's message. Two equal messages are two, unless they share an idempotency key (A5).
 
         Raises:
-            NotFound, Misused: see `session` and `Store.put`.
+            NotFound, Forbidden, Misused: see `may_post` and `Store.put`.
             Invalid: no text, or too much of it.
         """
-        await self.session(by, session)
+        await self.may_post(by, session)
         if not text.strip():
             raise Invalid("text is empty")
         if len(text.encode("utf-8", "replace")) > self._limits.message_bytes:
@@ -223,6 +274,7 @@ class Commands:
 
         Raises:
             NotFound: no such session or question for this caller.
+            Forbidden: she may only read in it.
             AnswerRefused: the door does not take it (K12).
         """
         await self._may_answer(by, session, answer.consent)
@@ -234,6 +286,17 @@ class Commands:
             "reason": answer.reason,
         }
         content |= {"steps": None if answer.steps is None else list(answer.steps)}
+        return await self.ask(by, session, received, content, idempotency_key=idempotency_key)
+
+    async def ask(
+        self, by: Caller, session: str, received: Input, content: object, *, idempotency_key: str | None = None
+    ) -> tuple[Put, Row | None]:
+        """Store what is for the control lane, and wait a little for the row that settles it; None if it is not
+        there yet, or not durable. Whether the caller may ask it was looked at before.
+
+        Raises:
+            Misused, InboxFull: see `Store.put`.
+        """
         listener, _ = self._feeds.listen(session)
         try:
             put = await self._put(by, session, received, content, idempotency_key=idempotency_key)
@@ -247,10 +310,11 @@ class Commands:
         """Refuse an answer to what this caller can't see; if the question exists, that goes on record (A2)."""
         found = await self._store.standing(session, consent)
         try:
-            await self.session(by, session)
-        except NotFound:
+            await self.may_post(by, session)
+        except (NotFound, Forbidden) as refused:
             if found is not None:
-                why = f"{by.principal} answered {consent}, which is not theirs to see"
+                to = "see" if isinstance(refused, NotFound) else "answer"
+                why = f"{by.principal} answered {consent}, which is not theirs to {to}"
                 await self._store.note(DoorNote(DoorKind.REJECTED, str(by.principal), why, session=session))
             raise
         if found is None:
@@ -317,9 +381,35 @@ class Commands:
         return History(tuple(rows), position)
 
     async def follow(self, by: Caller, session: str, *, after: Position | None) -> AsyncGenerator[Frame, None]:
-        """Return the session's events from a position on; the check is made before the first one."""
+        """Return the session's events from a position on. The right to see them is looked at before the first
+        one, and again at each row that says something about the caller."""
         await self.session(by, session)
-        return follow(self._store, self._feeds, session, after=after)
+        return self._while_seen(by, session, follow(self._store, self._feeds, session, after=after))
+
+    async def _while_seen(
+        self, by: Caller, session: str, frames: AsyncGenerator[Frame, None]
+    ) -> AsyncGenerator[Frame, None]:
+        """Yield frames for as long as the caller may see the session.
+
+        At a row about herself she gets nothing more until it is durable, for only then does the store say what
+        she is now; a row of the past may have been followed by another.
+        """
+        async with aclosing(frames) as coming:
+            async for frame in coming:
+                yield frame
+                if frame.event == Kind.PARTICIPANT_CHANGED and frame.id is not None:
+                    await self._feeds.durable_at(session, Position.parse(frame.id))
+                    if not await self.may_see(by, session):
+                        yield Frame("farewell", encode({"reason": "removed"}))
+                        return
+
+    async def may_see(self, by: Caller, session: str) -> bool:
+        """Return whether the session exists for the caller."""
+        try:
+            await self.seat(by, session)
+        except NotFound:
+            return False
+        return True
 
     async def standings(self, by: Caller, session: str, *, open_only: bool = False) -> list[Standing]:
         """Return the session's questions, in the order they were asked."""
@@ -347,9 +437,9 @@ def _said(row: Row) -> tuple[Part, ...]:
 
 def _settles(row: Row, n: int) -> bool:
     match row.body:
-        case ConsentApprovedBody() | ConsentDeclinedBody() | AnswerRefusedBody() as body:
+        case ConsentApprovedBody() | ConsentDeclinedBody() | ConsentExpiredBody() | AnswerRefusedBody() as body:
             return body.n == n
-        case ConsentExpiredBody(n=late):
-            return late == n
+        case RequestRefusedBody() | ParticipantChangedBody() as asked:
+            return asked.n == n
         case _:
             return False

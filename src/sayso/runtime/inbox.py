@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from sayso.core.consent import ConsentState, Replaced, Settled, Standing
 from sayso.core.errors import StoreUnavailable
-from sayso.core.inputs import Answer, InputKind, Keep
+from sayso.core.inputs import Answer, InputKind, Keep, Lane, ParticipantChange
 from sayso.core.labels import USER, Part
 from sayso.core.operation import OperationState, Ref
 from sayso.core.origin import Origin
@@ -30,6 +30,8 @@ from sayso.core.rows import (
     EffectGoneBody,
     InputBody,
     NoticeBody,
+    ParticipantChangedBody,
+    RequestRefusedBody,
     TurnStartBody,
     decode_arguments,
 )
@@ -83,10 +85,10 @@ class Inbox:
             )
             for entry in page:
                 self.looked_to = entry.n
-                match entry.input.kind:
-                    case InputKind.MESSAGE | InputKind.EVENT | InputKind.UNCLEAR:
+                match entry.lane:
+                    case Lane.NORMAL:
                         self._waiting.append(entry)
-                    case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY | InputKind.CHOICE:
+                    case Lane.CONTROL:
                         control.append(entry)
             if len(page) < self._limits.inbox_page:
                 self.looked_to = max(self.looked_to, self._tail)
@@ -103,6 +105,8 @@ class Inbox:
             return _chosen(entry)
         if received.kind is InputKind.EXPIRY:
             return await self._expire(entry, received.consent or "")
+        if received.participant is not None:
+            return [Draft(await self._change(entry, received.participant))]
         assert received.answer is not None
         return await self._answer(entry, received.answer)
 
@@ -136,6 +140,20 @@ class Inbox:
                 return [*expired, Draft(AnswerRefusedBody(entry.n, by, why, id_))]
             case Settled.REPEATED:
                 return [Draft(AnswerRefusedBody(entry.n, by, already(standing), id_))]
+
+    async def _change(self, entry: InboxRow, change: ParticipantChange) -> ParticipantChangedBody | RequestRefusedBody:
+        """What becomes of who takes part. Whether it may be asked was looked at when it came in; how many take
+        part is known here alone."""
+        by, most = str(entry.input.principal), self._limits.participants
+        others = [
+            row
+            for row in await self._read(self._store.participants, self._loaded.id)
+            if row.principal != change.principal
+        ]
+        if change.role is not None and len(others) >= most:
+            why = f"{change.principal} can't take part: {most} people do already, and no more may"
+            return RequestRefusedBody(entry.n, by, why)
+        return ParticipantChangedBody(entry.n, str(change.principal), change.role, by)
 
     # the normal lane
 

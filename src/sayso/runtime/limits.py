@@ -39,5 +39,7 @@ class Limits:
     timer_look_ms: int = 1_000
     #: how often dedupe entries whose time is over are dropped (A6)
     forget_every_ms: int = 3_600_000
+    #: people who take part in a session beside its owner
+    participants: int = 50
     #: rows of one history page
     history_rows: int = 500

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sayso.core import authority, consent, context
 from sayso.core.labels import Part
 from sayso.core.origin import Principal
+from sayso.core.session import SessionRole
 
 
 def _as_asked(standing: consent.Standing, parts: tuple[Part, ...]) -> tuple[consent.Step, ...]:
@@ -31,8 +32,8 @@ class Rules:
     settle: Callable[..., consent.Settled] = consent.settle
     #: the steps that a yes runs (B5)
     steps: Callable[[consent.Standing, tuple[Part, ...]], tuple[consent.Step, ...]] = _as_asked
-    #: whose session it is to see
-    may_see: Callable[[Principal, Principal], bool] = authority.may_see
+    #: what somebody is in a session, and so what she may see and do there
+    role: Callable[[Principal, Principal, SessionRole | None], SessionRole | None] = authority.role_of
     #: labelled data for the model (B4)
     labelled: context.Labelling = context.labelled
 

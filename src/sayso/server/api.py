@@ -11,13 +11,15 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from sayso.core.inputs import Answer, Keep
-from sayso.core.session import Position
+from sayso.core.rows import Row
+from sayso.core.session import Position, SessionRole
 from sayso.runtime.commands import Commands
 from sayso.runtime.identity import Identity
+from sayso.runtime.people import People
 from sayso.server import wire
 from sayso.server.auth import By, ByOperator, authenticate
 from sayso.server.body import read_json
-from sayso.storage.store import Store
+from sayso.storage.store import Put, Store
 
 #: body of a JSON call
 BODY_BYTES_MAX = 1024 * 1024
@@ -36,6 +38,7 @@ class Api:
 
     def __init__(self, commands: Commands, store: Store) -> None:
         self._commands, self._store = commands, store
+        self._people = People(commands, store)
 
     async def open_session(self, by: By, wanted: wire.OpenSession | None = None) -> wire.SessionView:
         """Open a session. It belongs to the caller."""
@@ -67,6 +70,37 @@ class Api:
             client_send_ids=tuple(wanted.client_send_ids),
         )
         return wire.input_stored(put)
+
+    async def list_participants(self, by: By, session: str) -> wire.ParticipantList:
+        """List who takes part in the session: its owner, then the others."""
+        return wire.participant_list(await self._people.participants(by, session))
+
+    async def put_participant(
+        self,
+        by: By,
+        session: str,
+        person: str,
+        wanted: wire.Invite,
+        response: Response,
+        idempotency_key: IdempotencyKey = None,
+    ) -> wire.Settled:
+        """Let somebody take part, or in another role. 200 with the row that says so, or 202: it will be settled."""
+        whom, role = wire.person(person), SessionRole(wanted.role)
+        put, row = await self._people.invite(by, session, whom, role, idempotency_key=idempotency_key)
+        return self._settled(response, put, row)
+
+    async def delete_participant(
+        self, by: By, session: str, person: str, response: Response, idempotency_key: IdempotencyKey = None
+    ) -> wire.Settled:
+        """Let somebody take part no more, or leave. 200 with the row that says so, or 202: it will be settled."""
+        put, row = await self._people.remove(by, session, wire.person(person), idempotency_key=idempotency_key)
+        return self._settled(response, put, row)
+
+    @staticmethod
+    def _settled(response: Response, put: Put, row: Row | None) -> wire.Settled:
+        if row is None:
+            response.status_code = wire.TAKEN
+        return wire.settled(put, row)
 
     async def get_history(
         self,

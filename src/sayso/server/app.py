@@ -44,12 +44,16 @@ def routes(api: Api, hooks: Hooks, streams: Streams, identity: Identity) -> list
     """Return every route."""
     call = guarded(identity)
     session = "/v1/sessions/{session}"
+    participant = f"{session}/participants/{{person:path}}"  # an id may hold a slash
     return [
         Route("/v1/hooks/{source}", hooks),
         call("/v1/sessions", api.open_session, methods=["POST"], status_code=201),
         call("/v1/sessions", api.list_sessions),
         call(session, api.get_session),
         call(f"{session}/inputs", api.post_input, methods=["POST"], status_code=202),
+        call(f"{session}/participants", api.list_participants),
+        call(participant, api.put_participant, methods=["PUT"], responses=wire.NOT_DONE),
+        call(participant, api.delete_participant, methods=["DELETE"], responses=wire.NOT_DONE),
         call(f"{session}/history", api.get_history),
         Route(f"{session}/stream", streams),
         call(f"{session}/consents", api.list_consents),

@@ -78,21 +78,24 @@ class Streams:
             first = await anext(following)
             if self._closing or len(self._open) >= STREAMS_MAX:
                 raise Closing("no more streams are opened here")
-            stream = Stream(first, following, ping_s=self._ping_s, stands=lambda: self._stands(request, by))
+            stream = Stream(first, following, ping_s=self._ping_s, stands=lambda: self._stands(request, by, session))
             self._open.add(stream)
             try:
                 await stream.run(receive, send)
             finally:
                 self._open.discard(stream)
 
-    async def _stands(self, request: Request, by: Caller) -> bool:
-        """Return whether the token is still good; where the store can't say, the stream goes on."""
+    async def _stands(self, request: Request, by: Caller, session: str) -> str:
+        """Return why the reader may read no more: its token is good no longer, or the session is not its to see.
+        Empty while it may; where the store can't say, the stream goes on."""
         try:
-            return await authenticate(self._identity, request.headers) == by
+            if await authenticate(self._identity, request.headers) != by:
+                return "signed_out"
+            return "" if await self._commands.may_see(by, session) else "removed"
         except Unauthenticated:
-            return False
+            return "signed_out"
         except Busy:
-            return True
+            return ""
 
 
 class Stream:
@@ -104,7 +107,7 @@ class Stream:
         frames: AsyncGenerator[Frame, None],
         *,
         ping_s: float,
-        stands: Callable[[], Awaitable[bool]],
+        stands: Callable[[], Awaitable[str]],
     ) -> None:
         self._frames, self._ping_s, self._stands = frames, ping_s, stands
         self._ready = bytearray(_RETRY + event(first))
@@ -160,8 +163,8 @@ class Stream:
                         pass
                 return self.end("")
             except TimeoutError:
-                if not await self._stands():
-                    return self.end("signed_out")
+                if why := await self._stands():
+                    return self.end(why)
                 self._put(_PING)
 
     async def _write(self, send: Send) -> None:

@@ -23,12 +23,14 @@ from starlette.routing import Match
 
 from sayso.core import errors, view
 from sayso.core.consent import Standing
+from sayso.core.origin import Principal
 from sayso.core.record import sentence
 from sayso.core.rows import Row, encode_body
 from sayso.core.session import Position, SessionRecord
 from sayso.core.text import plain
 from sayso.journal.append import JournalStatus
 from sayso.runtime.commands import Dispute, History
+from sayso.runtime.people import Participant
 from sayso.server.body import CutShort, Encoded, NotJson, TooLarge, TooSlow
 from sayso.storage.store import DoorRow, Put, PutOutcome
 
@@ -92,6 +94,12 @@ class AnswerQuestion(Wanted):
     )
 
 
+class Invite(Wanted):
+    """Somebody's role in a session."""
+
+    role: Literal["member", "viewer"] = Field(description="A member reads and writes; a viewer reads.")
+
+
 # --- what clients get --------------------------------------------------------
 
 
@@ -118,6 +126,19 @@ class SessionList(Shown):
     """Sessions, newest first. For more, ask for those `before` the last one's id."""
 
     sessions: list[SessionView]
+
+
+class ParticipantView(Shown):
+    """Somebody who takes part in a session."""
+
+    principal: str = Field(examples=["user:bob"])
+    role: Literal["owner", "member", "viewer"]
+
+
+class ParticipantList(Shown):
+    """Who takes part in a session: its owner, then the others."""
+
+    participants: list[ParticipantView]
 
 
 class InputStored(Shown):
@@ -208,6 +229,13 @@ class AnswerTaken(Shown):
     settled: RowView | None
 
 
+class Settled(Shown):
+    """What was asked is stored. `settled` is the row that says what came of it; null if it isn't there yet."""
+
+    input: int | None
+    settled: RowView | None
+
+
 class JournalRow(Shown):
     """A row as stored."""
 
@@ -292,6 +320,12 @@ def session_view(record: SessionRecord, *, waiting: int | None = None) -> Sessio
     )
 
 
+def participant_list(found: Iterable[Participant]) -> ParticipantList:
+    """Return who takes part."""
+    views = [{"principal": str(each.principal), "role": each.role} for each in found]
+    return ParticipantList(participants=[ParticipantView.model_validate(view) for view in views])
+
+
 def row_view(row: Row) -> RowView:
     """Return a row as its reader gets it."""
     return RowView(**view.public(row))
@@ -311,6 +345,11 @@ def input_stored(put: Put) -> InputStored:
     """Return what the sender of an input is told."""
     outcome: Literal["stored", "duplicate"] = "stored" if put.outcome is PutOutcome.STORED else "duplicate"
     return InputStored(outcome=outcome, input=put.n, received_at_ms=put.received_at_ms)
+
+
+def settled(put: Put, row: Row | None) -> Settled:
+    """Return what became of something that was asked of a session."""
+    return Settled(input=put.n, settled=None if row is None else row_view(row))
 
 
 def journal_row(row: Row) -> JournalRow:
@@ -373,14 +412,26 @@ _NAME = re.compile(r"[!-~]{1,200}")
 
 
 def named(what: str, text: str) -> str:
-    """Return an id from an address.
+    """Return an id from an address. A person's name is no id of ours; see `person`.
 
     Raises:
         NotFound: no id looks like this, so there is no such thing; the store isn't asked.
     """
-    if not _NAME.fullmatch(text):
+    if what != "person" and not _NAME.fullmatch(text):
         raise errors.NotFound(what)
     return text
+
+
+def person(text: str) -> Principal:
+    """Return the person that an address names.
+
+    Raises:
+        Invalid: it names none.
+    """
+    try:
+        return Principal.parse(text)
+    except ValueError:
+        raise errors.Invalid("a person is named user:<id>, as user:bob") from None
 
 
 def position(text: str) -> Position:
@@ -427,6 +478,7 @@ TABLE: Mapping[type[errors.SaysoError], Verdict] = {
         404, "not-found", "There is no such thing, or it isn't this caller's to see", "The two look alike on purpose."
     ),
     TooSlow: Verdict(408, "too-slow", "The body didn't arrive in time"),
+    errors.RequestRefused: Verdict(409, "request-refused", "The session can't do that as it is"),
     errors.AnswerRefused: Verdict(409, "answer-refused", "The answer isn't one to this question"),
     TooLarge: Verdict(413, "too-large", "The body is too large"),
     Encoded: Verdict(415, "wrong-type", "The body comes in a form that isn't taken here"),
@@ -483,11 +535,12 @@ class Problem(Shown):
     errors: list[WrongField] | None = None
 
 
-#: an answer is stored, and what comes of it is not known yet
+#: an answer or a request is stored, and what comes of it is not known yet
 TAKEN = 202
 NOT_SETTLED: dict[int | str, dict[str, Any]] = {
     TAKEN: {"model": AnswerTaken, "description": "Stored; it will be settled."}
 }
+NOT_DONE: dict[int | str, dict[str, Any]] = {TAKEN: {"model": Settled, "description": "Stored; it will be settled."}}
 
 PROBLEM_TYPE = "application/problem+json"
 

@@ -20,17 +20,19 @@ from sayso.core.rows import (
     BODY_VERSION,
     Change,
     ConflictSettledBody,
+    Delete,
     Insert,
     Row,
     Scalar,
     Table,
+    Update,
     changes,
     decode_body,
     decode_input,
     encode_body,
     encode_input,
 )
-from sayso.core.session import Position, SessionRecord, SessionState, Token
+from sayso.core.session import Position, SessionRecord, SessionRole, SessionState, Token
 from sayso.core.text import scrub
 from sayso.storage import shape
 from sayso.storage.store import (
@@ -41,6 +43,7 @@ from sayso.storage.store import (
     Fired,
     InboxRow,
     OperationRow,
+    ParticipantRow,
     Put,
     PutOutcome,
     RefRow,
@@ -197,13 +200,21 @@ class MemoryStore:
         kept = self._sessions.get(session)
         return None if kept is None else kept.record
 
-    async def sessions(self, *, owner: Principal | None, limit: int, before: str | None = None) -> list[SessionRecord]:
+    async def sessions(self, *, of: Principal | None, limit: int, before: str | None = None) -> list[SessionRecord]:
         found = [
             kept.record
             for id_, kept in sorted(self._sessions.items(), reverse=True)
-            if (owner is None or kept.record.owner == owner) and (before is None or id_ < before)
+            if before is None or id_ < before
+            if of is None or kept.record.owner == of or (str(of),) in kept.tables[Table.PARTICIPANT]
         ]
         return found[:limit]
+
+    async def participants(self, session: str) -> list[ParticipantRow]:
+        sides = sorted(self._sides(session, Table.PARTICIPANT), key=lambda side: side["seq"])
+        return [ParticipantRow(Principal.parse(s["principal"]), SessionRole(s["role"]), s["seq"]) for s in sides]
+
+    async def participant(self, session: str, principal: Principal) -> ParticipantRow | None:
+        return next((row for row in await self.participants(session) if row.principal == principal), None)
 
     async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
         shape.check_rows(token, rows)
@@ -220,7 +231,7 @@ class MemoryStore:
         record = replace(kept.record, head=rows[-1].seq, at_ms=rows[-1].at_ms)
         for row in rows:
             for change in changes(row):
-                if change.table is Table.SESSION:
+                if isinstance(change, Update) and change.table is Table.SESSION:
                     record = replace(record, **change.values)  # type: ignore[arg-type]  # columns are its fields
                 else:
                     _apply(tables[change.table], change)
@@ -477,6 +488,9 @@ def _apply(sides: dict[Key, Side], change: Change) -> None:
     Raises:
         IllegalChange: there is such a row already, or none in a state that allows it.
     """
+    if isinstance(change, Delete):
+        sides.pop(tuple(_clean(change.key[column]) for column in shape.SIDE_KEYS[change.table]), None)
+        return
     if isinstance(change, Insert):
         side = {column: _clean(value) for column, value in change.values.items()}
         key = tuple(side[column] for column in shape.SIDE_KEYS[change.table])

@@ -52,6 +52,7 @@ SIDE_COLUMNS: dict[Table, tuple[str, ...]] = {
     ),
     Table.REF: ("source", "kind", "value", "operation", "call", "state", "reported_by", "seq"),
     Table.TIMER: ("timer", "purpose", "next_at_ms"),
+    Table.PARTICIPANT: ("principal", "role", "seq"),
 }
 
 #: the key of each side table, after the session
@@ -62,6 +63,7 @@ SIDE_KEYS: dict[Table, tuple[str, ...]] = {
     Table.CONSENT: ("consent",),
     Table.REF: ("source", "kind", "value"),
     Table.TIMER: ("timer",),
+    Table.PARTICIPANT: ("principal",),
 }
 
 

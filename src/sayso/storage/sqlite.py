@@ -36,6 +36,7 @@ from sayso.storage.store import (
     Fired,
     InboxRow,
     OperationRow,
+    ParticipantRow,
     Put,
     RefRow,
     Released,
@@ -173,8 +174,14 @@ class SqliteStore:
     async def session(self, session: str) -> SessionRecord | None:
         return await self._read(statements.session, session)
 
-    async def sessions(self, *, owner: Principal | None, limit: int, before: str | None = None) -> list[SessionRecord]:
-        return await self._read_page(statements.sessions, owner, limit, before)
+    async def sessions(self, *, of: Principal | None, limit: int, before: str | None = None) -> list[SessionRecord]:
+        return await self._read_page(statements.sessions, of, limit, before)
+
+    async def participants(self, session: str) -> list[ParticipantRow]:
+        return await self._read(statements.participants, session)
+
+    async def participant(self, session: str, principal: Principal) -> ParticipantRow | None:
+        return await self._read(statements.participant, session, principal)
 
     async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
         return await self._write(statements.write, token, rows, blobs)

@@ -24,17 +24,19 @@ from sayso.core.rows import (
     BODY_VERSION,
     Change,
     ConflictSettledBody,
+    Delete,
     Insert,
     Row,
     Scalar,
     Table,
+    Update,
     changes,
     decode_body,
     encode_body,
 )
-from sayso.core.session import Position, SessionRecord, SessionState, Token
+from sayso.core.session import Position, SessionRecord, SessionRole, SessionState, Token
 from sayso.storage.shape import SIDE_COLUMNS, SIDE_KEYS, STANDING_COLUMNS, check_rows, standing_of
-from sayso.storage.store import Claimed, OperationRow, RefRow, Released, WriteOutcome
+from sayso.storage.store import Claimed, OperationRow, ParticipantRow, RefRow, Released, WriteOutcome
 
 T = TypeVar("T")
 
@@ -210,18 +212,30 @@ def session(session: str) -> Body[SessionRecord | None]:
     return _record(found[0]) if found else None
 
 
-def sessions(owner: Principal | None, limit: int, before: str | None) -> Body[list[SessionRecord]]:
-    """Read sessions, newest first."""
+def sessions(of: Principal | None, limit: int, before: str | None) -> Body[list[SessionRecord]]:
+    """Read sessions, newest first: those that are hers, and those that she takes part in."""
     past = LAST_TEXT if before is None else before
-    if owner is None:
+    if of is None:
         found = yield Sql(
             f"select {_RECORD} from session where id < ? order by id desc limit ?",  # noqa: S608 - the columns are ours
             (past, limit),
         )
     else:
         found = yield Sql(
-            f"select {_RECORD} from session where owner = ? and id < ? order by id desc limit ?",  # noqa: S608 - as above
-            (str(owner), past, limit),
+            f"""
+            select * from (
+                select {_RECORD} from session where owner = ? and id < ? order by id desc limit ?
+            ) as hers
+            union
+            select * from (
+                select {_RECORD} from session where id in (
+                    select session from participant where principal = ? and session < ?
+                    order by session desc limit ?
+                )
+            ) as shared
+            order by id desc limit ?
+            """,  # noqa: S608 - as above
+            (str(of), past, limit, str(of), past, limit, limit),
         )
     return [_record(row) for row in found]
 
@@ -253,11 +267,11 @@ def write(token: Token, rows: Sequence[Row], blobs: Blobs = NO_BLOBS) -> Body[Wr
     of_session: dict[str, Scalar] = {}
     for row in rows:
         for change in changes(row):
-            if change.table is Table.SESSION:
+            if isinstance(change, Update) and change.table is Table.SESSION:
                 of_session.update(change.values)
                 continue
             done = yield _applied(token.session, change)
-            if not done and _must_hit(change):
+            if not done and not isinstance(change, Delete) and _must_hit(change):
                 raise IllegalChange(f"row {row.seq} ({row.kind}): {_missed(change)}")
     if of_session:
         yield Sql(_update_text(Table.SESSION, tuple(of_session), ("id",), 0), (*of_session.values(), token.session))
@@ -289,6 +303,8 @@ def _not_written(token: Token, rows: Sequence[Row], texts: list[str]) -> Body[Wr
 
 def _applied(session: str, change: Change) -> Sql:
     """Return the statement of a change. One that must hit a row returns it, so that a miss is seen."""
+    if isinstance(change, Delete):
+        return Sql(_delete_text(change.table, tuple(change.key)), (session, *change.key.values()))
     values = [str(v) if isinstance(v, StrEnum) else v for v in change.values.values()]
     if isinstance(change, Insert):
         return Sql(_insert_text(change.table, tuple(change.values), change.replace), (session, *values))
@@ -296,11 +312,11 @@ def _applied(session: str, change: Change) -> Sql:
     return Sql(text, (*values, session, *change.key.values(), *map(str, change.when)))
 
 
-def _must_hit(change: Change) -> bool:
+def _must_hit(change: Insert | Update) -> bool:
     return not change.replace if isinstance(change, Insert) else bool(change.when)
 
 
-def _missed(change: Change) -> str:
+def _missed(change: Insert | Update) -> str:
     if isinstance(change, Insert):
         return f"{change.table} {_named(change.values, SIDE_KEYS[change.table])} exists"
     return f"{change.table} {_named(change.key, tuple(change.key))} is not {' or '.join(change.when)}"
@@ -319,6 +335,12 @@ def _insert_text(table: Table, columns: tuple[str, ...], replace: bool) -> str:
         return f"{into} on conflict ({', '.join(key)}) do nothing returning 1"
     new = ", ".join(f"{column} = excluded.{column}" for column in columns if column not in key)
     return f"{into} on conflict ({', '.join(key)}) do update set {new}"
+
+
+@cache
+def _delete_text(table: Table, key: tuple[str, ...]) -> str:
+    where = " and ".join(f"{column} = ?" for column in ("session", *key))
+    return f"delete from {table} where {where}"  # noqa: S608 - from core.rows
 
 
 #: what goes when a row changes, beside what the change says: the bytes of an input that was taken
@@ -463,6 +485,25 @@ def refs(source: str, wanted: Sequence[Ref]) -> Body[list[RefRow]]:
         )
         rows += [RefRow(session, ref, state, operation, seq) for session, state, operation, seq in found]
     return rows
+
+
+def _participant_row(row: tuple[Any, ...]) -> ParticipantRow:
+    principal, role, seq = row
+    return ParticipantRow(Principal.parse(principal), SessionRole(role), seq)
+
+
+def participants(session: str) -> Body[list[ParticipantRow]]:
+    """Read who takes part beside the owner, in the order of the rows that say so."""
+    found = yield Sql("select principal, role, seq from participant where session = ? order by seq", (session,))
+    return [_participant_row(row) for row in found]
+
+
+def participant(session: str, principal: Principal) -> Body[ParticipantRow | None]:
+    """Read what somebody was given in a session."""
+    found = yield Sql(
+        "select principal, role, seq from participant where session = ? and principal = ?", (session, str(principal))
+    )
+    return _participant_row(found[0]) if found else None
 
 
 def side_tables(session: str) -> Body[dict[str, list[tuple[Scalar, ...]]]]:

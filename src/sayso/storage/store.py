@@ -22,7 +22,7 @@ from sayso.core.inputs import Input, Lane
 from sayso.core.operation import OperationState, Ref
 from sayso.core.origin import Principal
 from sayso.core.rows import Row
-from sayso.core.session import Position, SessionRecord, Token
+from sayso.core.session import Position, SessionRecord, SessionRole, Token
 
 # --- the door ----------------------------------------------------------------
 
@@ -213,6 +213,16 @@ class RefRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ParticipantRow:
+    """Somebody who takes part in a session beside its owner."""
+
+    principal: Principal
+    role: SessionRole
+    #: the row that says so
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRow:
     """An API token: the hash of its secret, and whom it stands for."""
 
@@ -263,8 +273,17 @@ class Store(Protocol):
         """Return the session, or None."""
         ...
 
-    async def sessions(self, *, owner: Principal | None, limit: int, before: str | None = None) -> list[SessionRecord]:
-        """Return sessions, newest first (their ids sort by time), those before `before`; of one owner or of all."""
+    async def sessions(self, *, of: Principal | None, limit: int, before: str | None = None) -> list[SessionRecord]:
+        """Return sessions, newest first (their ids sort by time), those before `before`: those that somebody owns
+        or takes part in, or (None) all."""
+        ...
+
+    async def participants(self, session: str) -> list[ParticipantRow]:
+        """Return who takes part beside the owner, in the order of the rows that say so."""
+        ...
+
+    async def participant(self, session: str, principal: Principal) -> ParticipantRow | None:
+        """Return what somebody was given in a session, or None."""
         ...
 
     async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:

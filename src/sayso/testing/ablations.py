@@ -18,7 +18,7 @@ from sayso.core.inputs import Answer, Input, InputKind
 from sayso.core.labels import Part
 from sayso.core.origin import Principal
 from sayso.core.rows import ConsentApprovedBody, Row, Table
-from sayso.core.session import Token
+from sayso.core.session import SessionRole, Token
 from sayso.runtime.ports import RawRequest, Refusal, Scheme, Verified
 from sayso.runtime.rules import RULES, Rules
 from sayso.storage.memory import MemoryStore
@@ -294,7 +294,7 @@ ABLATIONS: Mapping[str, Ablation] = {
             "B7",
             "whoever says yes is taken for the approver",
             "the table was booked and the group was told, and Alice was never heard.",
-            rules=replace(RULES, may_see=lambda principal, owner: True),
+            rules=replace(RULES, role=lambda principal, owner, given: SessionRole.MEMBER),
             store=lambda store: _AnyApprover(store).store,
         ),
         Ablation(
