@@ -33,6 +33,7 @@ from sayso.runtime.driver import Around, Persona
 from sayso.runtime.identity import Identity
 from sayso.runtime.limits import Limits
 from sayso.runtime.numbered import Chosen, Line, lay_out, numbered
+from sayso.runtime.people import People
 from sayso.runtime.ports import Clock, Ids, Model
 from sayso.runtime.rules import RULES, Rules
 from sayso.runtime.worker import Worker
@@ -76,6 +77,7 @@ class App:
         feeds = Feeds()
         self.worker = Worker(Around(store, clock, persona, limits, rules), feeds, node=ids.node())
         self.commands = Commands(store, feeds, self.worker, ids, limits, rules=rules)
+        self.people = People(self.commands, store)
         self.admission = Admission(_sources(agent, environ), store, self.worker, ids)
         self.identity = Identity(store, ids)
         self.feeds = feeds

@@ -30,13 +30,15 @@ from sayso.core.rows import (
     ModelSaidBody,
     NoticeBody,
     Outcome,
+    ParticipantChangedBody,
+    RequestRefusedBody,
     Row,
     ToolIntendedBody,
     ToolUnknownBody,
     TurnAskBody,
     TurnEndBody,
 )
-from sayso.core.session import Position, SessionRecord, Token
+from sayso.core.session import Position, SessionRecord, SessionRole, Token
 from sayso.storage.store import Claimed, DoorKind, DoorNote, Entry
 from tests.conformance.conftest import OPENERS
 from tests.conformance.given import (
@@ -118,6 +120,14 @@ bodies: st.SearchStrategy[Body] = st.one_of(
     st.builds(ModelSaidBody, st.integers(1, 2), st.just(())),
     st.builds(taken, places),
     st.builds(NoticeBody, st.just(()), st.none() | places),
+    st.builds(RequestRefusedBody, places, st.just("user:alice"), st.just("no more may")),
+    st.builds(
+        ParticipantChangedBody,
+        places,
+        st.sampled_from(["user:alice", "user:bob"]),
+        st.sampled_from([None, SessionRole.MEMBER, SessionRole.VIEWER]),
+        st.just("user:alice"),
+    ),
     st.builds(AnswerRefusedBody, places, st.just("user:alice"), st.just("it was settled before")),
     st.builds(started, consent=st.none() | questions),
     st.builds(TurnEndBody, st.sampled_from(Ending)),
@@ -354,6 +364,9 @@ class Commands(RuleBasedStateMachine):
                 await store.keep(session, position),
                 await store.refs("restaurant", wanted),
                 await store.sessions(of=None, limit=limit, before=session),
+                await store.sessions(of=BOB, limit=after),
+                await store.participants(session),
+                await store.participant(session, BOB),
             ]
 
         self.ask(pages)

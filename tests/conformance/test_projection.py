@@ -24,6 +24,8 @@ from sayso.core.rows import (
     ModelSaidBody,
     NoticeBody,
     Outcome,
+    ParticipantChangedBody,
+    RequestRefusedBody,
     Row,
     Table,
     ToolIntendedBody,
@@ -31,7 +33,7 @@ from sayso.core.rows import (
     TurnAskBody,
     TurnEndBody,
 )
-from sayso.core.session import Token
+from sayso.core.session import SessionRole, Token
 from sayso.storage.store import Store, WriteOutcome
 from tests.conformance.conftest import OPENERS
 from tests.conformance.given import (
@@ -73,6 +75,7 @@ class Life:
     operations: dict[str, OperationState] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     consents: dict[str, ConsentState] = field(default_factory=dict)
+    people: set[str] = field(default_factory=set)
     #: live things, and what made them
     refs: dict[Ref, str | None] = field(default_factory=dict)
 
@@ -95,6 +98,9 @@ class Life:
             "withdraw": bool({ConsentState.OPEN, ConsentState.APPROVED} & set(self.consents.values())),
             "use": ConsentState.APPROVED in self.consents.values(),
             "gone": bool(self.refs),
+            "invite": bool(self.queued),
+            "remove": bool(self.queued) and bool(self.people),
+            "refuse": bool(self.queued),
         }
         return [name for name, allowed in may.items() if allowed]
 
@@ -123,6 +129,8 @@ class Life:
                 return planned(*(called(name) for name in names))
             case "ask" | "answer" | "expire" | "withdraw" | "use":
                 return self._consent(draw, move)
+            case "invite" | "remove" | "refuse":
+                return self._people(draw, move)
             case "intend" | "send" | "give up" | "settle" | "gone":
                 return self._operation(draw, move)
             case _:
@@ -156,6 +164,19 @@ class Life:
                 name = one(ConsentState.APPROVED)
                 self.consents[name] = ConsentState.USED
                 return ConsentUsedBody(name, f"T{self.turns + 1}")
+
+    def _people(self, draw: st.DrawFn, move: str) -> Body:
+        n = self.queued.pop(0)
+        if move == "refuse":
+            return RequestRefusedBody(n, "user:alice", "no more may")
+        if move == "remove":
+            gone = draw(st.sampled_from(sorted(self.people)))
+            self.people.discard(gone)
+            return ParticipantChangedBody(n, gone, None, gone)
+        whom = draw(st.sampled_from(["user:bob", "user:carol"]))
+        self.people.add(whom)
+        role = draw(st.sampled_from([SessionRole.MEMBER, SessionRole.VIEWER]))
+        return ParticipantChangedBody(n, whom, role, "user:alice")
 
     def _operation(self, draw: st.DrawFn, move: str) -> Body:
         call_of = {operation: call for call, operation in self.calls.items() if operation is not None}

@@ -73,10 +73,10 @@ async def test_sessions_are_listed_newest_first_by_owner_and_page(store: Inspect
     async def listed(**which: object) -> list[str]:
         return [record.id for record in await store.sessions(**which)]  # type: ignore[arg-type]  # names of its own
 
-    assert await listed(owner=None, limit=9) == ["s4", "s3", "s2", "s1"]
-    assert await listed(owner=ALICE, limit=2) == ["s4", "s3"]
-    assert await listed(owner=ALICE, limit=2, before="s3") == ["s1"]
-    assert await listed(owner=None, limit=1, before="s3") == ["s2"]
+    assert await listed(of=None, limit=9) == ["s4", "s3", "s2", "s1"]
+    assert await listed(of=ALICE, limit=2) == ["s4", "s3"]
+    assert await listed(of=ALICE, limit=2, before="s3") == ["s1"]
+    assert await listed(of=None, limit=1, before="s3") == ["s2"]
 
 
 async def test_the_longest_ready_session_is_claimed_first_and_once(store: Inspected, clock: Clock) -> None:

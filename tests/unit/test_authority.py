@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sayso.core.authority import Action, Decision, Mandate, Verdict, decide, may_approve
+from sayso.core.authority import Action, Decision, Mandate, Verdict, decide, may_approve, may_manage, may_post, role_of
 from sayso.core.contract import ApproverRole, ConsentPolicy, Contract, ContractError, Effect, Role
 from sayso.core.labels import Integrity, Label
 from sayso.core.origin import Principal, PrincipalKind
+from sayso.core.session import SessionRole
 from tests.unit.core_examples import AGENT, ALICE, BOB, OPS, RESTAURANT, TIMER, any_text, objects, origin
 
 LOOKS = "none read"
@@ -275,3 +276,34 @@ def test_a_say_is_cut_at_its_arguments() -> None:
         (True, "day"),
         (False, " {no-field} {}"),
     )
+
+
+# --- what somebody is in a session ---------------------------------------------
+
+
+@pytest.mark.rule("X32")
+@pytest.mark.parametrize(
+    ("who", "given", "role"),
+    [
+        (ALICE, None, SessionRole.OWNER),
+        (ALICE, SessionRole.VIEWER, SessionRole.OWNER),
+        (BOB, None, None),
+        (BOB, SessionRole.MEMBER, SessionRole.MEMBER),
+        (BOB, SessionRole.VIEWER, SessionRole.VIEWER),
+        (OPS, None, SessionRole.OPERATOR),
+        (OPS, SessionRole.VIEWER, SessionRole.OPERATOR),
+        *((other, given, None) for other in (RESTAURANT, TIMER, AGENT) for given in (None, SessionRole.MEMBER)),
+        (Principal(PrincipalKind.SOURCE, "alice"), None, None),
+    ],
+    ids=str,
+)
+def test_in_a_session_of_alice_one_is_what_one_was_given_and_no_more(
+    who: Principal, given: SessionRole | None, role: SessionRole | None
+) -> None:
+    assert role_of(who, ALICE, given) is role
+
+
+@pytest.mark.rule("X32")
+def test_a_viewer_reads_a_member_speaks_and_the_owner_and_an_operator_manage() -> None:
+    assert {role for role in SessionRole if may_post(role)} == set(SessionRole) - {SessionRole.VIEWER}
+    assert {role for role in SessionRole if may_manage(role)} == {SessionRole.OWNER, SessionRole.OPERATOR}

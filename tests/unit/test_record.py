@@ -261,6 +261,8 @@ PRIVATE: list[Body] = [
     ConsentUsedBody("A1", "T2"),
     AnswerRefusedBody(7, "user:alice", "late", "A1"),
     ConflictSettledBody(8, "operator:ops", Keep.STORED, 12, ("a line",)),
+    RequestRefusedBody(9, "user:alice", "no more may"),
+    ParticipantChangedBody(10, "user:bob", SessionRole.MEMBER, "user:alice"),
 ]
 
 

@@ -1,0 +1,208 @@
+"""The calls about the people of a session over a real connection: each status, and who may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from sayso.core.attachment import NO_BLOBS, Blobs
+from sayso.core.rows import ParticipantChangedBody, Row
+from sayso.core.session import SessionRole, Token
+from sayso.runtime.limits import Limits
+from sayso.storage.store import Store, WriteOutcome
+from sayso.testing.stores import StoreAround
+from tests.conformance.given import hook
+from tests.e2e.serving import Headers, problem, served_on
+from tests.e2e.test_stream_http import listening, take
+from tests.e2e.whole import Whole, whole
+
+
+@pytest.fixture(scope="module", params=["memory", "sqlite"])
+async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Whole]:
+    async with whole(request.param, tmp_path_factory.mktemp("people"), limits=Limits(participants=3)) as one:
+        yield one
+
+
+# --- who takes part ------------------------------------------------------------
+
+
+async def test_an_invitation_is_answered_with_its_row_and_stands_from_then_on(served: Whole) -> None:
+    owner, hers = await served.somebody()
+    bob, bobs = await served.somebody()
+    session = await served.session(hers)
+    assert (await served.http.get(session, headers=bobs)).status_code == 404
+
+    answer = await served.http.put(f"{session}/participants/{bob}", json={"role": "viewer"}, headers=hers)
+
+    assert answer.status_code == 200
+    assert answer.json()["input"] == 1
+    assert answer.json()["settled"]["kind"] == "participant.changed"
+    assert answer.json()["settled"]["body"] == {"principal": bob, "role": "viewer", "by": owner}
+    listed = (await served.http.get(f"{session}/participants", headers=bobs)).json()
+    assert listed == {"participants": [{"principal": owner, "role": "owner"}, {"principal": bob, "role": "viewer"}]}
+    assert session.endswith((await served.http.get("/v1/sessions", headers=bobs)).json()["sessions"][0]["id"])
+    assert (await served.http.get(f"{session}/history", headers=bobs)).status_code == 200
+
+
+async def test_a_removal_is_answered_with_its_row_and_stands_from_then_on(served: Whole) -> None:
+    session, hers, bobs = await served.shared()
+    [_, bob] = (await served.http.get(f"{session}/participants", headers=hers)).json()["participants"]
+    address = f"{session}/participants/{bob['principal']}"
+
+    answer = await served.http.delete(address, headers=hers)
+
+    assert answer.status_code == 200
+    assert answer.json()["settled"]["body"]["role"] is None
+    for path in ("", "/history", "/participants", "/stream", "/consents"):
+        problem(await served.http.get(f"{session}{path}", headers=bobs), 404, "not-found")
+    problem(await served.http.post(f"{session}/inputs", json={"text": "hi"}, headers=bobs), 404, "not-found")
+    problem(await served.http.delete(address, headers=hers), 404, "not-found")
+
+
+async def test_a_member_speaks_and_a_viewer_does_not(served: Whole) -> None:
+    session, hers, members = await served.shared("member")
+    vera, viewers = await served.somebody()
+    await served.http.put(f"{session}/participants/{vera}", json={"role": "viewer"}, headers=hers)
+
+    assert (await served.http.post(f"{session}/inputs", json={"text": "hi"}, headers=members)).status_code == 202
+    problem(await served.http.post(f"{session}/inputs", json={"text": "hi"}, headers=viewers), 403, "forbidden")
+    answer = {"verdict": "yes", "digest": "sha256:0"}
+    problem(await served.http.post(f"{session}/consents/A1", json=answer, headers=viewers), 403, "forbidden")
+    assert (await served.http.get(f"{session}/history", headers=viewers)).status_code == 200
+
+
+@pytest.mark.rule("X32")
+async def test_only_the_owner_and_an_operator_say_who_takes_part(served: Whole) -> None:
+    session, hers, bobs = await served.shared()
+    [_, bob] = (await served.http.get(f"{session}/participants", headers=hers)).json()["participants"]
+    _, strangers = await served.somebody()
+    ops = await served.auth("operator:ops")
+    address, role = f"{session}/participants/user:eve", {"role": "member"}
+
+    async def put(headers: Headers) -> int:
+        return (await served.http.put(address, json=role, headers=headers)).status_code
+
+    async def delete(headers: Headers) -> int:
+        return (await served.http.delete(address, headers=headers)).status_code
+
+    assert [await put(headers) for headers in (strangers, bobs, ops, hers)] == [404, 403, 200, 200]
+    assert [await delete(headers) for headers in (strangers, bobs, ops)] == [404, 403, 200]
+    problem(await served.http.get(f"{session}/participants", headers=strangers), 404, "not-found")
+    assert (await served.http.delete(f"{session}/participants/{bob['principal']}", headers=bobs)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["eve", "user:", "user:a:b", "nobody:eve", "user:a%20b", "source:x", "operator:x", "%00"]
+)
+async def test_a_name_that_is_no_persons_is_422(served: Whole, name: str) -> None:
+    session, hers, _ = await served.shared()
+    address = f"{session}/participants/{name}"
+
+    problem(await served.http.put(address, json={"role": "member"}, headers=hers), 422, "invalid")
+
+
+@pytest.mark.parametrize("name", ["user:a/b", "user:%C3%A9ve", "user:a%3Fb"])
+async def test_a_name_may_hold_what_an_id_may(served: Whole, name: str) -> None:
+    session, hers, _ = await served.shared()
+    address = f"{session}/participants/{name}"
+
+    assert (await served.http.put(address, json={"role": "member"}, headers=hers)).status_code == 200
+    assert (await served.http.delete(address, headers=hers)).status_code == 200
+
+
+@pytest.mark.parametrize("body", [{}, {"role": "owner"}, {"role": None}, {"role": "member", "by": "user:x"}, [], "x"])
+async def test_a_role_is_one_of_two(served: Whole, body: object) -> None:
+    session, hers, _ = await served.shared()
+
+    problem(await served.http.put(f"{session}/participants/user:eve", json=body, headers=hers), 422, "invalid")
+
+
+async def test_the_owner_is_neither_invited_nor_removed(served: Whole) -> None:
+    owner, hers = await served.somebody()
+    session = await served.session(hers)
+    address = f"{session}/participants/{owner}"
+
+    problem(await served.http.put(address, json={"role": "viewer"}, headers=hers), 422, "invalid")
+    problem(await served.http.delete(address, headers=hers), 422, "invalid")
+
+
+async def test_one_too_many_is_409_and_says_how_many_may(served: Whole) -> None:
+    session, hers, _ = await served.shared()
+    for who in ("user:c", "user:d"):
+        assert (
+            await served.http.put(f"{session}/participants/{who}", json={"role": "member"}, headers=hers)
+        ).status_code == 200
+
+    refused = await served.http.put(f"{session}/participants/user:e", json={"role": "member"}, headers=hers)
+
+    assert "3 people do already" in problem(refused, 409, "request-refused")["detail"]
+    assert len((await served.http.get(f"{session}/participants", headers=hers)).json()["participants"]) == 4
+
+
+async def test_a_repeat_with_its_key_is_answered_alike(served: Whole) -> None:
+    session, hers, _ = await served.shared()
+    keyed = {**hers, "Idempotency-Key": "k1"}
+    address = f"{session}/participants/user:eve"
+
+    answers = [await served.http.put(address, json={"role": "member"}, headers=keyed) for _ in "ab"]
+    assert answers[0].json() == answers[1].json()
+    problem(await served.http.put(address, json={"role": "viewer"}, headers=keyed), 422, "key-reused")
+
+
+async def test_what_is_not_durable_yet_is_202_and_comes_true_later(tmp_path: Path) -> None:
+    """Nobody is told that bob takes part before that can't be lost any more, and until then he doesn't."""
+    store = Shut()
+    async with whole("memory", tmp_path, limits=Limits(settle_wait_ms=50), around=store.around) as served:
+        (_, hers), (bob, bobs) = await served.somebody(), await served.somebody()
+        session = await served.session(hers)
+        store.open.clear()
+        answer = await served.http.put(f"{session}/participants/{bob}", json={"role": "member"}, headers=hers)
+        assert (answer.status_code, answer.json()) == (202, {"input": 1, "settled": None})
+        problem(await served.http.get(session, headers=bobs), 404, "not-found")
+
+        store.open.set()
+        async with asyncio.timeout(5):
+            while (await served.http.get(session, headers=bobs)).status_code == 404:
+                pass
+
+
+@pytest.mark.rule("X32")
+async def test_who_was_removed_elsewhere_is_sent_away_at_the_next_ping(tmp_path: Path) -> None:
+    """The row was written by a process whose listeners she is not among; the others' streams go on."""
+    async with served_on("memory", tmp_path, ping_s=0.02) as served:
+        (alice, hers), (bob, bobs) = await served.somebody(), await served.somebody()
+        session, owner = await served.owned(hers)
+        await owner.write(ParticipantChangedBody(1, bob, SessionRole.VIEWER, alice))
+        await served.store.put(hook("evt_1", session=session))
+        async with listening(served, session, bobs) as his, listening(served, session, hers) as her_own:
+            for stream in (his, her_own):
+                await take(stream, "caught_up")
+            removed = Row(
+                2, owner.token.epoch, None, owner.token.commit_key(2), 0, ParticipantChangedBody(2, bob, None, bob)
+            )
+            assert await served.store.write(owner.token, [removed]) is WriteOutcome.WRITTEN
+
+            assert (await take(his, "farewell"))[-1].data == {"reason": "removed"}
+            for _ in range(3):
+                assert (await anext(her_own)).event == ": ping"
+
+
+class Shut(StoreAround):
+    """A store whose rows wait at the door while it is shut."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+
+    def around(self, store: Store) -> Store:
+        """Stand in front of a store."""
+        self.inside = store
+        return self.store
+
+    async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
+        """Wait, and write."""
+        await self.open.wait()
+        return await self.inside.write(token, rows, blobs=blobs)
