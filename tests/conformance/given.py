@@ -6,8 +6,10 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from sayso.core.attachment import Attachment, digest_of, of_call, of_input
 from sayso.core.authority import Verdict
 from sayso.core.consent import Consent, Question, Step, steps_digest
 from sayso.core.contract import Effect
@@ -31,7 +33,7 @@ from sayso.core.rows import (
     TurnStartBody,
 )
 from sayso.core.session import Position, Token
-from sayso.storage.store import Entry, Received, Store
+from sayso.storage.store import Entry, Received, Store, Upload
 
 ALICE = Principal(PrincipalKind.USER, "alice")
 BOB = Principal(PrincipalKind.USER, "bob")
@@ -48,6 +50,10 @@ class Inspected(Store, Protocol):
 
     async def side_tables(self, session: str) -> dict[str, list[tuple[Scalar, ...]]]:
         """Return what rows have changed of a session."""
+        ...
+
+    async def blobs(self) -> dict[str, int]:
+        """Return how many refer to each of the bytes that are kept."""
         ...
 
 
@@ -111,17 +117,35 @@ def message(
     session: str = "s1",
     as_of: Position | None = None,
     parts: int = 1,
+    uploads: Sequence[str] = (),
 ) -> Entry:
     """Return the entry of a person's message under an idempotency key."""
     words = tuple(Part(text, str(by), USER, "api token") for _ in range(parts))
     received = Input(InputKind.MESSAGE, by, "api token", words)
-    return Entry(session, f"{by}@{session}", key, received, sha(text), 2 * DAY, strict=True, as_of=as_of)
+    content, source = sha("|".join([text, *uploads])), f"{by}@{session}"
+    return Entry(session, source, key, received, content, 2 * DAY, strict=True, as_of=as_of, uploads=tuple(uploads))
 
 
 def answer(said: Answer, *, key: str, by: Principal = ALICE, session: str = "s1") -> Entry:
     """Return the entry of a person's answer to a question."""
     received = Input(InputKind.ANSWER, by, "api token", answer=said)
     return Entry(session, f"{by}@{session}", key, received, sha(repr(said)), 2 * DAY, strict=True)
+
+
+async def staged(
+    store: Store,
+    upload: str,
+    data: bytes = b"plan",
+    *,
+    by: Principal = ALICE,
+    session: str = "s1",
+    keep_ms: int = 60 * MINUTE,
+    most: int = 10,
+    most_bytes: int = 100_000_000,
+) -> int:
+    """Send a file ahead of the message that will name it; return until when it waits."""
+    sent_ahead = Upload(upload, session, by, "plan.png", "image/png", digest_of(data))
+    return await store.stage_upload(sent_ahead, data, keep_ms=keep_ms, staged_max=most, staged_bytes_max=most_bytes)
 
 
 def rows(token: Token, after: int, *bodies: Body, turn: str | None = "T1", at_ms: int = NOON) -> list[Row]:
@@ -134,9 +158,20 @@ def rows(token: Token, after: int, *bodies: Body, turn: str | None = "T1", at_ms
 # --- bodies ------------------------------------------------------------------
 
 
-def taken(n: int, event_id: str = "evt_1") -> InputBody:
-    """Return the row of the input at place `n`."""
-    return InputBody(n, "restaurant", event_id, NOON, hook(event_id).input)
+def taken(n: int, event_id: str = "evt_1", *, files: Sequence[bytes] = ()) -> InputBody:
+    """Return the row of the input at place `n`, which came with these files."""
+    attached = tuple(file(of_input(n, place), data) for place, data in enumerate(files, 1))
+    return InputBody(n, "restaurant", event_id, NOON, replace(hook(event_id).input, attachments=attached))
+
+
+def file(id_: str, data: bytes) -> Attachment:
+    """Return what a row says of a file."""
+    return Attachment(id_, "plan.png", "image/png", len(data), digest_of(data))
+
+
+def blobs(*several: bytes) -> dict[str, bytes]:
+    """Return bytes as they travel beside rows."""
+    return {digest_of(data): data for data in several}
 
 
 def started(*, by: Principal = RESTAURANT, consent: str | None = None, continues: str | None = None) -> TurnStartBody:
@@ -165,10 +200,12 @@ def result(
     outcome: Outcome = Outcome.OK,
     operation: str | None = None,
     made: Sequence[Ref] = (),
+    files: Sequence[bytes] = (),
 ) -> ToolResultBody:
     """Return the one result of a call."""
     words = (Part("booked", "tool:book", OUTSIDER),)
-    return ToolResultBody(call, "book", outcome, words, operation, operation is not None, tuple(made))
+    attached = tuple(file(of_call(call, place), data) for place, data in enumerate(files, 1))
+    return ToolResultBody(call, "book", outcome, words, operation, operation is not None, tuple(made), attached)
 
 
 def consent(

@@ -14,9 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from sayso.core.attachment import digest_of
 from sayso.core.consent import ConsentState
 from sayso.core.errors import SaysoError
 from sayso.core.operation import OperationState, Ref
+from sayso.core.origin import Principal
 from sayso.core.rows import (
     AnswerRefusedBody,
     Body,
@@ -49,6 +51,7 @@ from tests.conformance.given import (
     Clock,
     Inspected,
     answer,
+    blobs,
     called,
     consent,
     hook,
@@ -59,6 +62,7 @@ from tests.conformance.given import (
     rows,
     sent,
     sha,
+    staged,
     started,
     taken,
     yes_to,
@@ -81,6 +85,10 @@ refs = st.builds(
 )
 #: few of each, so that they meet
 keys = st.sampled_from(["k1", "k2", "k3"])
+#: bytes: nothing, little, and more than one piece
+CONTENTS = {"nothing": b"", "little": b"plan", "much": bytes(range(256)) * 5_000}
+contents = st.sampled_from(list(CONTENTS))
+uploads = st.integers(1, 6).map("u{}".format)
 
 entries = st.one_of(
     st.builds(
@@ -100,6 +108,7 @@ entries = st.one_of(
         session=sessions,
         as_of=positions,
         parts=st.integers(0, 2),
+        uploads=st.just(()) | st.lists(uploads, max_size=2),
     ),
     st.builds(
         answer,
@@ -141,6 +150,7 @@ bodies: st.SearchStrategy[Body] = st.one_of(
         outcome=st.sampled_from([Outcome.OK, Outcome.FAILED, Outcome.UNKNOWN, Outcome.NOT_STARTED]),
         operation=st.none() | operations,
         made=st.lists(refs, max_size=2),
+        files=st.just(()) | st.lists(st.sampled_from([b"", b"plan"]), max_size=2),
     ),
     st.builds(EffectGoneBody, refs, st.just("source:restaurant"), places, st.none() | operations),
     st.builds(TurnAskBody, st.builds(consent, questions, approvers=st.sampled_from([("user:alice",), ("user:bob",)]))),
@@ -196,7 +206,7 @@ def told(story: Story, record: SessionRecord, queued: int | None) -> list[Body]:
                 *begin,
                 planned(called(call)),
                 sent(operation, call=call),
-                result(call, operation=operation, made=made),
+                result(call, operation=operation, made=made, files=[*CONTENTS.values()]),
             ]
         case Story.ASK:
             asked = TurnAskBody(consent(f"A{record.consents + 1}"))
@@ -218,7 +228,7 @@ class Commands(RuleBasedStateMachine):
         self.clock = Clock()
         self.oracle = self.loop.run_until_complete(self._open("memory"))
         self.store = self.loop.run_until_complete(self._open(self.kind))
-        self.inputs = 0
+        self.inputs = self.uploads = 0
         #: the newest right to each session, in the oracle and in the store, and where its next row goes
         self.rights: dict[str, tuple[Token, Token]] = {}
         self.stale: dict[str, tuple[Token, Token]] = {}
@@ -295,13 +305,18 @@ class Commands(RuleBasedStateMachine):
     # rows
 
     @rule(
-        session=sessions, several=st.lists(bodies, min_size=1, max_size=4), ahead=st.sampled_from([0, 0, 0, 0, 1, -1])
+        session=sessions,
+        several=st.lists(bodies, min_size=1, max_size=4),
+        ahead=st.sampled_from([0, 0, 0, 0, 1, -1]),
+        came=st.sets(contents),
     )
-    def write(self, session: str, several: list[Body], ahead: int) -> None:
+    def write(self, session: str, several: list[Body], ahead: int, came: set[str]) -> None:
         record = self.loop.run_until_complete(self.oracle.session(session))
         assert record is not None
-        after = max(0, record.head + ahead)
-        self.ask_owner(session, False, lambda store, token: store.write(token, rows(token, after, *several)))
+        after, beside = max(0, record.head + ahead), blobs(*(CONTENTS[name] for name in came))
+        self.ask_owner(
+            session, False, lambda store, token: store.write(token, rows(token, after, *several), blobs=beside)
+        )
 
     @rule(session=sessions, story=st.sampled_from(Story))
     def write_a_story(self, session: str, story: Story) -> None:
@@ -314,8 +329,8 @@ class Commands(RuleBasedStateMachine):
         ]
         if made:
             self.ask(
-                lambda store: store.write(self.rights[session][0], made[0]),
-                lambda store: store.write(self.rights[session][1], made[1]),
+                lambda store: store.write(self.rights[session][0], made[0], blobs=blobs(*CONTENTS.values())),
+                lambda store: store.write(self.rights[session][1], made[1], blobs=blobs(*CONTENTS.values())),
             )
 
     @rule(session=sessions, body=bodies, last=st.integers(1, 3))
@@ -336,6 +351,33 @@ class Commands(RuleBasedStateMachine):
     @rule(entry=entries)
     def put(self, entry: Entry) -> None:
         self.ask(lambda store: store.put(entry))
+
+    @rule(content=contents, by=people, session=sessions, keep_ms=st.sampled_from([MINUTE, DAY]))
+    def stage_upload(self, content: str, by: Principal, session: str, keep_ms: int) -> None:
+        self.uploads += 1
+        name = f"u{self.uploads}"
+        limits = {"keep_ms": keep_ms, "most": 3, "most_bytes": len(CONTENTS["much"]) + 4}
+        self.ask(lambda store: staged(store, name, CONTENTS[content], by=by, session=session, **limits))
+
+    @rule(content=contents, by=people, session=sessions, also=st.lists(uploads, max_size=1), times=st.integers(1, 2))
+    def send_a_file(self, content: str, by: Principal, session: str, also: list[str], times: int) -> None:
+        """Ahead of its message, which may name another upload too, and may come twice as two messages."""
+        self.stage_upload(content, by, session, DAY)
+        for time in range(times):
+            key = f"with u{self.uploads} {time}"
+            self.put(message("see here", key=key, by=by, session=session, uploads=[f"u{self.uploads}", *also]))
+
+    @rule(upload=uploads, by=people, session=sessions)
+    def discard_upload(self, upload: str, by: Principal, session: str) -> None:
+        self.ask(lambda store: store.discard_upload(session, upload, uploader=by))
+
+    @rule(session=sessions, name=st.sampled_from(["n1.1", "n2.1", "n3.2", "T1.1.1.f1"]), content=contents)
+    def read_files(self, session: str, name: str, content: str) -> None:
+        async def files(store: Inspected) -> list[object]:
+            pieces = [await store.piece(digest_of(CONTENTS[content]), place) for place in range(3)]
+            return [await store.attachment(session, name), pieces]
+
+        self.ask(files)
 
     @rule(ms=st.sampled_from([1, MINUTE, 11 * MINUTE, DAY, -MINUTE]), session=st.none() | sessions)
     def time_passes(self, ms: int, session: str | None) -> None:
@@ -396,7 +438,7 @@ class Commands(RuleBasedStateMachine):
             return
 
         async def everything(store: Inspected) -> list[object]:
-            seen: list[object] = [await store.door(), store.now_ms()]
+            seen: list[object] = [await store.door(), store.now_ms(), await store.blobs()]
             for session in SESSIONS:
                 seen += [await store.session(session), await store.inbox_record(session)]
                 seen += [await store.side_tables(session)]

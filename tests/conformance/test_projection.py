@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from tests.conformance.given import (
     ALICE,
     NOON,
     Clock,
+    blobs,
     called,
     consent,
     hook,
@@ -49,11 +50,15 @@ from tests.conformance.given import (
     rows,
     sent,
     sha,
+    staged,
     started,
     taken,
 )
 
 INPUTS = 6
+#: files that inputs came with, by place
+CAME_WITH = {2: (b"plan", b""), 5: (b"plan",)}
+FILES = (b"plan", b"", b"photo")
 UNSETTLED = (OperationState.SENT, OperationState.UNKNOWN)
 AFTER = {
     Outcome.OK: OperationState.ANSWERED,
@@ -112,7 +117,8 @@ class Life:
         """Return the row of one move, and live on after it."""
         match move:
             case "take":
-                return taken(self.queued.pop(0))
+                n = self.queued.pop(0)
+                return taken(n, files=CAME_WITH.get(n, ()))
             case "notice":
                 return NoticeBody((), self.queued.pop(draw(st.integers(0, len(self.queued) - 1))))
             case "start":
@@ -216,7 +222,8 @@ class Life:
         if outcome is Outcome.OK:
             made = [Ref("restaurant", "reservation", draw(st.sampled_from(["R1", "R2"])))]
             self.refs[made[0]] = operation
-        return result(call, outcome=outcome, operation=operation, made=made)
+        files = draw(st.lists(st.sampled_from(FILES), max_size=2))
+        return result(call, outcome=outcome, operation=operation, made=made, files=files)
 
     def _gone(self, ref: Ref, operation: str | None) -> Body:
         if operation is None or self.operations[operation] is not OperationState.ANSWERED:
@@ -248,7 +255,10 @@ async def born(store: Store) -> Token:
     """Store a session with all its inputs, and own it."""
     await store.create_session("s1", owner=ALICE, title="")
     for n in range(1, INPUTS + 1):
-        await store.put(hook(f"evt_{n}"))
+        uploads = [f"u{n}.{place}" for place, _ in enumerate(CAME_WITH.get(n, ()))]
+        for upload, data in zip(uploads, CAME_WITH.get(n, ()), strict=True):
+            await staged(store, upload, data)
+        await store.put(replace(hook(f"evt_{n}"), uploads=tuple(uploads)))
     return (await store.claim("n1", at_most=1))[0].token
 
 
@@ -265,7 +275,7 @@ async def lived(store: Store, commits: list[Commit]) -> list[Row]:
         if commit.taken_over:
             token = await taken_over(store, token)
         written = rows(token, head, *commit.bodies, turn=commit.turn, at_ms=NOON + head)
-        assert await store.write(token, written) is WriteOutcome.WRITTEN
+        assert await store.write(token, written, blobs=blobs(*FILES)) is WriteOutcome.WRITTEN
         head += len(written)
     return await store.rows("s1")
 
@@ -277,7 +287,7 @@ async def rebuilt(store: Store, journal: list[Row]) -> None:
         while token.epoch < epoch:
             token = await taken_over(store, token)
         again = [Row(row.seq, epoch, row.turn, token.commit_key(row.seq), row.at_ms, row.body) for row in of_epoch]
-        assert await store.write(token, again) is WriteOutcome.WRITTEN
+        assert await store.write(token, again, blobs=blobs(*FILES)) is WriteOutcome.WRITTEN
 
 
 @pytest.mark.parametrize("kind", OPENERS)
@@ -292,6 +302,7 @@ async def test_side_tables_follow_from_the_rows_alone(kind: str, commits: list[C
 
             assert len(journal) == sum(len(commit.bodies) for commit in commits)
             assert await second.side_tables("s1") == await first.side_tables("s1")
+            assert await second.blobs() == await first.blobs()
             assert len((await first.side_tables("s1"))[Table.INBOX]) == INPUTS
         finally:
             await first.close()

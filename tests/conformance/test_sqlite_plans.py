@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from sayso.core.consent import ConsentState
 from sayso.core.errors import SaysoError
 from sayso.core.operation import OperationState, Ref
 from sayso.core.session import Position, Token
-from sayso.storage import migrate, statements, statements_door
-from sayso.storage.statements import Body, Sql
+from sayso.storage import migrate, statements, statements_door, statements_files
+from sayso.storage.statements import Body, Many, Sql
+from sayso.storage.store import Upload
 from tests.conformance.given import ALICE, Clock, hook
 
 OURS = Token("s1", 0, "")
@@ -57,6 +59,32 @@ CALLS: dict[str, tuple[Callable[[], Body[Any]], set[str]]] = {
     ),
     "fire": (lambda: statements_door.fire(), {"timer_due (next_at_ms<?)", "timer_due (next_at_ms>?)"}),
     "forget": (lambda: statements_door.forget(10), {"seen_until (until_ms<?)"}),
+    "an upload": (
+        lambda: statements_files.stage_upload(Upload("u", "s1", ALICE, "f", "t/s", "d"), b"x", 1, 9, 9),
+        {"upload_of_session (session=? AND uploader=?)", "sqlite_autoindex_piece_1 (digest=?)"},
+    ),
+    "a message with an upload": (
+        lambda: statements_door.put(replace(hook("evt_1"), uploads=("u",)), inbox_max=9, door_notes_max=9),
+        {"sqlite_autoindex_upload_1 (upload=?)"},
+    ),
+    "uploads whose time is over": (lambda: statements_files.expire(10), {"upload_until (until_ms<?)"}),
+    "bytes that are nobody's": (lambda: statements_files.sweep(10), {"blob_of_nobody"}),
+    "a file": (
+        lambda: statements_files.attachment("s1", "n1.1"),
+        {"sqlite_autoindex_attachment_1 (session=? AND attachment=?)"},
+    ),
+    "a piece of it": (
+        lambda: statements_files.piece("d", 0),
+        {"sqlite_autoindex_piece_1 (digest=? AND place=?)", "PRIMARY KEY (digest=?)"},
+    ),
+    "the files of an input": (
+        lambda: statements.release_attachments("s1", 1),
+        {"attachment_of_input (session=? AND n=?)"},
+    ),
+    "a session's files": (
+        lambda: statements_files.release_all("s1"),
+        {"upload_of_session (session=?)", "sqlite_autoindex_attachment_1 (session=?)"},
+    ),
 }
 
 
@@ -81,6 +109,8 @@ def plan(connection: sqlite3.Connection, body: Body[Any]) -> list[str]:
             if isinstance(asked, Sql):
                 steps += [step for *_, step in connection.execute(f"explain query plan {asked.text}", asked.params)]
                 answer = connection.execute(asked.text, asked.params).fetchall()
+            elif isinstance(asked, Many):
+                answer = connection.executemany(asked.text, asked.rows).fetchall()
             else:
                 answer = Clock().now_ms
     except (StopIteration, SaysoError):

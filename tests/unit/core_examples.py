@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from sayso.core.attachment import Attachment, digest_of, of_input
 from sayso.core.authority import Verdict
 from sayso.core.consent import AskedStep, Consent, ConsentState, Question, Shown, Standing, Step, steps_digest
 from sayso.core.contract import Effect, Role
@@ -208,6 +209,17 @@ def chosen(choice: Choice) -> InputBody:
     return InputBody(1, str(OPS), "evt_1", 500, Input(InputKind.CHOICE, OPS, "api token", choice=choice))
 
 
+def file(id_: str, data: bytes = b"%PDF-1.7", *, filename: str = "plan.png") -> Attachment:
+    """What a row says of a file."""
+    return Attachment(id_, filename, "image/png", len(data), digest_of(data))
+
+
+def with_files(body: InputBody, filename: str = "plan.png") -> InputBody:
+    """The row of an input that came with two files."""
+    files = tuple(file(of_input(body.n, place), filename=filename) for place in (1, 2))
+    return replace(body, input=replace(body.input, attachments=files))
+
+
 def bodies_saying(text: str) -> tuple[Body, ...]:
     """Return one body of each kind (and a few more), with `text` wherever a text is free."""
     thing = Ref(text, text, text)
@@ -224,6 +236,7 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
             Input(InputKind.EVENT, RESTAURANT, text, (part,), (thing,), gone=True, client_send_ids=(text,)),
         ),
         heard(InputKind.MESSAGE, ALICE, text or "hello", event_id=text),
+        with_files(heard(InputKind.MESSAGE, ALICE, text or "hello"), text),
         heard(InputKind.NOTICE, RESTAURANT, text, event_id=text, about=(thing,)),
         heard(InputKind.UNCLEAR, ALICE, text),
         heard(InputKind.EXPIRY, TIMER, event_id=text),
@@ -242,6 +255,7 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
         ToolSentBody("T1.1.1", "T1.1.1", "search", text, text, 2, intended=True),
         ToolUnknownBody("T1.1.1", "T1.1.1", "search", text),
         ToolResultBody("T1.1.1", "search", Outcome.OK, (part,), "T1.1.1", True, (thing,)),
+        ToolResultBody("T1.1.1", "draw", Outcome.OK, (part,), attachments=(file("T1.1.1.f1", filename=text),)),
         ToolResultBody("T1.1.1", "search", Outcome.NOT_STARTED, (Part(text, "runtime", RUNTIME),)),
         ConsentApprovedBody("A1", 4, "user:alice", 600, "api token", (0, 1)),
         ConsentDeclinedBody("A1", 5, "user:alice", 700, (part,)),

@@ -117,6 +117,22 @@ class Unresolved(Busy):
         self.session, self.seq = session, seq
 
 
+class NoUpload(Refused):
+    """A message names an upload that isn't there for its session: unknown, expired, or used up before."""
+
+    def __init__(self, upload: str) -> None:
+        super().__init__(f"no such upload: {upload}")
+        self.upload = upload
+
+
+class UploadsFull(Busy):
+    """This person has as many uploads in the session as may wait for a message."""
+
+    def __init__(self, session: str, detail: str) -> None:
+        super().__init__(f"session {session}: {detail}")
+        self.session = session
+
+
 class StoreUnavailable(Busy):
     """The store cannot take or read anything now: locked, full, read-only or gone."""
 

@@ -496,6 +496,8 @@ class Table(StrEnum):
     REF = "ref"
     TIMER = "timer"
     PARTICIPANT = "participant"
+    #: each row of it is a reference to its bytes: an insert counts one more, `Release` one less
+    ATTACHMENT = "attachment"
 
 
 Scalar = str | int | None
@@ -530,7 +532,14 @@ class Delete:
     key: Mapping[str, Scalar]
 
 
-Change = Insert | Update | Delete
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The files that came with an input go, where it goes unread, and so do their references to bytes."""
+
+    n: int
+
+
+Change = Insert | Update | Delete | Release
 
 
 def _taken(n: int, seq: int) -> Update:
@@ -610,7 +619,24 @@ def _result(seq: int, body: ToolResultBody) -> tuple[Change, ...]:
         )
         for ref in body.made
     ]
+    changes += [_attached(seq, f"tool:{body.tool}", attached) for attached in body.attachments]
     return tuple(changes)
+
+
+def _attached(seq: int, uploader: str, attached: Attachment) -> Insert:
+    return Insert(
+        Table.ATTACHMENT,
+        {
+            "attachment": attached.id,
+            "n": None,
+            "seq": seq,
+            "filename": attached.filename,
+            "media_type": attached.media_type,
+            "digest": attached.digest,
+            "size_bytes": attached.size_bytes,
+            "uploader": uploader,
+        },
+    )
 
 
 def _asked(seq: int, epoch: int, consent: Consent) -> tuple[Change, ...]:
@@ -646,8 +672,9 @@ def changes(row: Row) -> tuple[Change, ...]:
     """Return what `row` changes beside the journal, in order. Pure: equal rows, equal changes."""
     seq, turn = row.seq, row.turn
     match row.body:
-        case InputBody(n=n):
-            return (_taken(n, seq),)
+        case InputBody(n=n, input=received):  # its files came with it through the door, and are shown from here on
+            shown = [Update(Table.ATTACHMENT, {"attachment": a.id}, {"seq": seq}) for a in received.attachments]
+            return (_taken(n, seq), *shown)
         case NoticeBody(n=n) | AnswerRefusedBody(n=n) | RequestRefusedBody(n=n):
             return () if n is None else (_taken(n, seq),)
         case ConflictSettledBody(n=n):

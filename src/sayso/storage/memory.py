@@ -6,22 +6,23 @@ No call awaits anything, so each is one step for everybody else; one that raises
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sayso.core.attachment import NO_BLOBS, Blobs
+from sayso.core.attachment import NO_BLOBS, Attachment, Blobs, of_input
 from sayso.core.consent import ConsentState, Standing, read_bare, refuse_at_door
-from sayso.core.errors import AnswerRefused, IllegalChange, InboxFull, Misused, NotFound
+from sayso.core.errors import AnswerRefused, IllegalChange, InboxFull, Misused, NotFound, NoUpload, UploadsFull
 from sayso.core.inputs import Input, InputKind
 from sayso.core.operation import OperationState, Ref
 from sayso.core.origin import Principal
 from sayso.core.rows import (
     BODY_VERSION,
-    Change,
     ConflictSettledBody,
     Delete,
     Insert,
+    Release,
     Row,
     Scalar,
     Table,
@@ -36,6 +37,7 @@ from sayso.core.session import Position, SessionRecord, SessionRole, SessionStat
 from sayso.core.text import scrub
 from sayso.storage import shape
 from sayso.storage.store import (
+    AttachmentRow,
     Claimed,
     DoorNote,
     DoorRow,
@@ -49,6 +51,7 @@ from sayso.storage.store import (
     RefRow,
     Released,
     TokenRow,
+    Upload,
     WriteOutcome,
 )
 
@@ -84,6 +87,15 @@ class _Seen:
     head: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """An upload, and until when it waits."""
+
+    upload: Upload
+    size_bytes: int
+    until_ms: int
+
+
 class MemoryStore:
     """See `Store` for what every method promises."""
 
@@ -98,6 +110,9 @@ class MemoryStore:
         self._door: list[DoorRow] = []
         self._bound: dict[str, str] = {}
         self._tokens: dict[str, TokenRow] = {}
+        self._uploads: dict[str, _Staged] = {}
+        #: bytes by digest, and how many uploads and attachments refer to them
+        self._blobs: dict[str, tuple[bytes, int]] = {}
 
     # engine
 
@@ -217,6 +232,7 @@ class MemoryStore:
         return next((row for row in await self.participants(session) if row.principal == principal), None)
 
     async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
+        shape.check_blobs(blobs)
         shape.check_rows(token, rows)
         kept = self._owned(token)
         if kept is None:
@@ -229,12 +245,18 @@ class MemoryStore:
             return WriteOutcome.ALREADY if same else WriteOutcome.CONFLICT
         tables: Tables = {table: dict(sides) for table, sides in kept.tables.items()}
         record = replace(kept.record, head=rows[-1].seq, at_ms=rows[-1].at_ms)
+        refs: Counter[str] = Counter()
         for row in rows:
             for change in changes(row):
-                if isinstance(change, Update) and change.table is Table.SESSION:
+                if isinstance(change, Release):
+                    refs.subtract(_released(tables[Table.ATTACHMENT], change.n))
+                elif isinstance(change, Update) and change.table is Table.SESSION:
                     record = replace(record, **change.values)  # type: ignore[arg-type]  # columns are its fields
                 else:
                     _apply(tables[change.table], change)
+                    if isinstance(change, Insert) and change.table is Table.ATTACHMENT:
+                        refs[str(change.values["digest"])] += 1
+        self._count(refs, blobs)
         kept.rows += as_stored
         kept.record, kept.tables = record, tables
         return WriteOutcome.WRITTEN
@@ -340,7 +362,7 @@ class MemoryStore:
             await self.note(shape.unclaimed(entry))
             return Put(PutOutcome.UNCLAIMED, None, None, now, 0)
         meant = entry.input
-        yes = shape.bare(entry.input)
+        yes = shape.bare(entry)
         if yes is not None:
             open_ones = await self.standings(kept.record.id, states=(ConsentState.OPEN,))
             meant = shape.as_meant(meant, read_bare(yes, open_ones, meant.principal, as_of=entry.as_of))
@@ -396,6 +418,8 @@ class MemoryStore:
 
     def _store(self, entry: Entry, kept: _Session, received: Input, now: int) -> Put:
         n, head = kept.record.inbox_tail + 1, kept.record.head
+        if entry.uploads:
+            received = replace(received, attachments=self._consumed(entry.uploads, kept, n))
         as_stored = decode_input(encode_input(received))
         kept.inbox[n] = InboxRow(n, received.lane, "queued", entry.source, entry.event_id, now, head, as_stored)
         kept.tables[Table.INBOX][n,] = {"n": n, "state": "queued", "taken_seq": None}
@@ -435,7 +459,107 @@ class MemoryStore:
         over = [key for key, seen in self._seen.items() if seen.until_ms <= now]
         for key in over:
             del self._seen[key]
-        return len(over)
+        expired = [id_ for id_, staged in self._uploads.items() if staged.until_ms <= now]
+        self._drop_uploads(expired)
+        return len(over) + len(expired)
+
+    # files
+
+    async def stage_upload(
+        self, upload: Upload, data: bytes, *, keep_ms: int, staged_max: int, staged_bytes_max: int
+    ) -> int:
+        shape.check_blobs({upload.digest: data})
+        if upload.session not in self._sessions:
+            raise NotFound("session")
+        now = self._clock()
+        theirs = [
+            staged.size_bytes
+            for staged in self._uploads.values()
+            if (staged.upload.session, staged.upload.uploader) == (upload.session, upload.uploader)
+            and staged.until_ms > now
+        ]
+        if len(theirs) >= staged_max:
+            raise UploadsFull(upload.session, f"{len(theirs)} uploads wait for a message already")
+        if sum(theirs) + len(data) > staged_bytes_max:
+            raise UploadsFull(upload.session, f"uploads of {sum(theirs)} bytes wait for a message already")
+        self._uploads[upload.id] = _Staged(upload, len(data), now + keep_ms)
+        self._count({upload.digest: 1}, {upload.digest: data})
+        return now + keep_ms
+
+    async def discard_upload(self, session: str, upload: str, *, uploader: Principal) -> bool:
+        staged = self._waiting_upload(session, upload)
+        if staged is None or staged.upload.uploader != uploader:
+            return False
+        self._drop_uploads([upload])
+        return True
+
+    async def attachment(self, session: str, attachment: str) -> AttachmentRow | None:
+        kept = self._sessions.get(session)
+        side = None if kept is None else kept.tables[Table.ATTACHMENT].get((attachment,))
+        if kept is None or side is None:
+            return None
+        columns = ("attachment", "filename", "media_type", "size_bytes", "digest")
+        n, seq = side["n"], side["seq"]
+        sender = kept.inbox[n].input.principal if seq is None else None
+        return AttachmentRow(Attachment(*(side[column] for column in columns)), seq, n, side["uploader"], sender)
+
+    async def piece(self, digest: str, place: int) -> bytes | None:
+        found = self._blobs.get(digest)
+        start = place * shape.PIECE_BYTES
+        return None if found is None else found[0][start : start + shape.PIECE_BYTES] or None
+
+    async def blobs(self) -> dict[str, int]:
+        """Return how many refer to each of the bytes that are kept, for a look from outside."""
+        return {digest: refs for digest, (_, refs) in sorted(self._blobs.items())}
+
+    def _waiting_upload(self, session: str, upload: str) -> _Staged | None:
+        staged = self._uploads.get(upload)
+        waits = staged is not None and staged.upload.session == session and staged.until_ms > self._clock()
+        return staged if waits else None
+
+    def _drop_uploads(self, uploads: Sequence[str]) -> None:
+        refs: Counter[str] = Counter()
+        refs.subtract(self._uploads.pop(upload).upload.digest for upload in uploads)
+        self._count(refs)
+
+    def _consumed(self, uploads: Sequence[str], kept: _Session, n: int) -> tuple[Attachment, ...]:
+        """Make attachments of an input from uploads; nothing is changed if one isn't there."""
+        taken: dict[str, Attachment] = {}
+        sides: list[Side] = []
+        for place, upload in enumerate(uploads, 1):
+            staged = None if upload in taken else self._waiting_upload(kept.record.id, upload)
+            if staged is None:
+                raise NoUpload(upload)
+            sent = staged.upload
+            attached = Attachment(of_input(n, place), sent.filename, sent.media_type, staged.size_bytes, sent.digest)
+            taken[upload] = attached
+            sides.append({"uploader": str(sent.uploader), "n": n, "seq": None, **_columns(attached)})
+        for upload in taken:
+            del self._uploads[upload]
+        kept.tables[Table.ATTACHMENT].update({(side["attachment"],): side for side in sides})
+        return tuple(taken.values())
+
+    def _release_all(self, kept: _Session) -> None:
+        """Let go of every upload and attachment of a session that goes."""
+        self._drop_uploads([id_ for id_, staged in self._uploads.items() if staged.upload.session == kept.record.id])
+        refs: Counter[str] = Counter()
+        refs.subtract(side["digest"] for side in kept.tables[Table.ATTACHMENT].values())
+        kept.tables[Table.ATTACHMENT].clear()
+        self._count(refs)
+
+    def _count(self, by: Mapping[str, int], blobs: Blobs = NO_BLOBS) -> None:
+        """Change how many refer to each of these bytes; at none they go. Nothing is changed if some aren't there."""
+        after = dict(self._blobs)
+        for digest, more in by.items():
+            if more == 0:
+                continue
+            data, refs = after.get(digest, (blobs.get(digest), 0))
+            if data is None:
+                raise IllegalChange(f"there are no bytes of {digest}")
+            after[digest] = data, refs + more
+            if refs + more == 0:
+                del after[digest]
+        self._blobs = after
 
     async def bind(self, source: str, session: str) -> None:
         self._bound[source] = session
@@ -482,7 +606,23 @@ def _clean(value: Scalar) -> Scalar:
     return scrub(value) if isinstance(value, str) else value
 
 
-def _apply(sides: dict[Key, Side], change: Change) -> None:
+def _columns(attached: Attachment) -> Side:
+    return {
+        "attachment": attached.id,
+        "filename": attached.filename,
+        "media_type": attached.media_type,
+        "size_bytes": attached.size_bytes,
+        "digest": attached.digest,
+    }
+
+
+def _released(sides: dict[Key, Side], n: int) -> list[str]:
+    """Let go of what came with an input; return the digest of each, whose reference goes with it."""
+    gone = [key for key, side in sides.items() if side["n"] == n]
+    return [sides.pop(key)["digest"] for key in gone]
+
+
+def _apply(sides: dict[Key, Side], change: Insert | Update | Delete) -> None:
     """Apply one change to one side table.
 
     Raises:

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from sayso.core.attachment import Blobs, digest_of
 from sayso.core.canonical import digest
 from sayso.core.consent import ConsentState, Standing
-from sayso.core.errors import AnswerRefused
+from sayso.core.errors import AnswerRefused, IllegalChange
 from sayso.core.inputs import Answer, Input, InputKind, bare_answer, timer_event_id
 from sayso.core.origin import Principal, PrincipalKind
 from sayso.core.rows import Row, Table, decode_consent
@@ -27,6 +28,11 @@ DOOR_NOTES_MAX = 10_000
 FIRED_MAX = 256
 #: how long a timer's input is recognised; the timer itself never fires the same instant twice
 TIMER_KEEP_MS = 7 * 24 * 3_600_000
+
+#: bytes are stored in pieces of this size
+PIECE_BYTES = 1024 * 1024
+#: bytes whose digest is worth a thread
+HASHED_APART_BYTES = 64 * 1024
 
 #: the columns of the side tables, key first, as `side_tables` returns them
 SIDE_COLUMNS: dict[Table, tuple[str, ...]] = {
@@ -53,6 +59,7 @@ SIDE_COLUMNS: dict[Table, tuple[str, ...]] = {
     Table.REF: ("source", "kind", "value", "operation", "call", "state", "reported_by", "seq"),
     Table.TIMER: ("timer", "purpose", "next_at_ms"),
     Table.PARTICIPANT: ("principal", "role", "seq"),
+    Table.ATTACHMENT: ("attachment", "n", "seq", "filename", "media_type", "digest", "size_bytes", "uploader"),
 }
 
 #: the key of each side table, after the session
@@ -64,6 +71,7 @@ SIDE_KEYS: dict[Table, tuple[str, ...]] = {
     Table.REF: ("source", "kind", "value"),
     Table.TIMER: ("timer",),
     Table.PARTICIPANT: ("principal",),
+    Table.ATTACHMENT: ("attachment",),
 }
 
 
@@ -93,6 +101,22 @@ def check_rows(token: Token, rows: Sequence[Row]) -> None:
             raise ValueError(f"row {row.seq} of epoch {row.epoch} has no place at {seq} of epoch {token.epoch}")
 
 
+def check_blobs(blobs: Blobs) -> None:
+    """Return if each blob is what its digest says: what is stored under a digest is never other bytes.
+
+    Raises:
+        IllegalChange: one is not.
+    """
+    for named, data in blobs.items():
+        if digest_of(data) != named:
+            raise IllegalChange(f"the bytes that came are not those of {named}")
+
+
+def pieces(data: bytes) -> list[bytes]:
+    """Return bytes as they are stored: in order, each of `PIECE_BYTES` but the last one."""
+    return [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
+
+
 # --- entries -----------------------------------------------------------------
 
 
@@ -109,10 +133,13 @@ def timer_entry(session: str, timer: str, instant_ms: int) -> Entry:
     )
 
 
-def bare(received: Input) -> bool | None:
-    """Return what a person's whole message says, if it is a bare yes or no; else None (K20)."""
+def bare(entry: Entry) -> bool | None:
+    """Return what a person's whole message says, if it is a bare yes or no; else None (K20). With a file it is more."""
+    received = entry.input
     is_message = received.kind is InputKind.MESSAGE and received.principal.kind is PrincipalKind.USER
-    return bare_answer(received.parts[0].text) if is_message and len(received.parts) == 1 else None
+    return (
+        bare_answer(received.parts[0].text) if is_message and len(received.parts) == 1 and not entry.uploads else None
+    )
 
 
 def as_meant(received: Input, meant: Answer | InputKind) -> Input:

@@ -24,11 +24,20 @@ from sayso.core.operation import OperationState, Ref
 from sayso.core.origin import Principal
 from sayso.core.rows import Row, Scalar
 from sayso.core.session import Position, SessionRecord, Token
-from sayso.storage import migrate, statements, statements_door
-from sayso.storage.shape import DOOR_NOTES_MAX, INBOX_MAX, Steady
+from sayso.storage import migrate, statements, statements_door, statements_files
+from sayso.storage.shape import (
+    DOOR_NOTES_MAX,
+    HASHED_APART_BYTES,
+    INBOX_MAX,
+    PIECE_BYTES,
+    Steady,
+    check_blobs,
+    pieces,
+)
 from sayso.storage.sqlite_threads import OnCommit, Reader, Writer, perform, unavailable
 from sayso.storage.statements import Body
 from sayso.storage.store import (
+    AttachmentRow,
     Claimed,
     DoorNote,
     DoorRow,
@@ -41,6 +50,7 @@ from sayso.storage.store import (
     RefRow,
     Released,
     TokenRow,
+    Upload,
     WriteOutcome,
 )
 
@@ -49,8 +59,10 @@ T = TypeVar("T")
 
 #: how long a statement waits for another process's lock
 BUSY_MS = 5_000
-#: dedupe entries dropped in one transaction
+#: dedupe entries, or uploads, dropped in one transaction
 FORGET_AT_ONCE = 1_000
+#: pieces of bytes dropped in one transaction
+SWEEP_AT_ONCE = 4
 
 _PRAGMAS = (
     "pragma journal_mode = wal",
@@ -184,6 +196,7 @@ class SqliteStore:
         return await self._read(statements.participant, session, principal)
 
     async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
+        await self._sent_ahead(blobs)
         return await self._write(statements.write, token, rows, blobs)
 
     async def rows(
@@ -243,9 +256,51 @@ class SqliteStore:
     async def forget(self) -> int:
         """See `Store`. A long list goes in several transactions."""
         gone = 0
-        while (now_gone := await self._write(statements_door.forget, FORGET_AT_ONCE)) == FORGET_AT_ONCE:
+        for forget in (statements_door.forget, statements_files.expire):
+            while (now_gone := await self._write(forget, FORGET_AT_ONCE)) == FORGET_AT_ONCE:
+                gone += now_gone
             gone += now_gone
-        return gone + now_gone
+        await self._sweep()
+        return gone
+
+    # files
+
+    async def stage_upload(
+        self, upload: Upload, data: bytes, *, keep_ms: int, staged_max: int, staged_bytes_max: int
+    ) -> int:
+        await self._sent_ahead({upload.digest: data})
+        return await self._write(statements_files.stage_upload, upload, data, keep_ms, staged_max, staged_bytes_max)
+
+    async def discard_upload(self, session: str, upload: str, *, uploader: Principal) -> bool:
+        discarded = await self._write(statements_files.discard_upload, session, upload, uploader)
+        await self._sweep()
+        return discarded
+
+    async def attachment(self, session: str, attachment: str) -> AttachmentRow | None:
+        return await self._read(statements_files.attachment, session, attachment)
+
+    async def piece(self, digest: str, place: int) -> bytes | None:
+        return await self._read_page(statements_files.piece, digest, place)
+
+    async def blobs(self) -> dict[str, int]:
+        """Return how many refer to each of the bytes that are kept, for a look from outside."""
+        return await self._read_page(statements_files.blobs)
+
+    async def _sent_ahead(self, blobs: Blobs) -> None:
+        """Check what is to be stored, and store the most of what is long a piece at a time: nobody waits behind a
+        whole file. What then fails leaves pieces that nothing refers to, which `forget` sweeps away."""
+        if sum(map(len, blobs.values())) <= HASHED_APART_BYTES:
+            check_blobs(blobs)
+            return
+        await asyncio.to_thread(check_blobs, blobs)
+        for digest, data in blobs.items():
+            if len(data) > PIECE_BYTES:
+                for place, piece in enumerate(pieces(data)):
+                    await self._write(statements_files.ahead, digest, len(data), place, piece)
+
+    async def _sweep(self) -> None:
+        while await self._write(statements_files.sweep, SWEEP_AT_ONCE) >= SWEEP_AT_ONCE:
+            pass
 
     async def bind(self, source: str, session: str) -> None:
         await self._write(statements_door.bind, source, session)

@@ -9,6 +9,7 @@ holds text for that one alone (`dialect`).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,10 +23,10 @@ from sayso.core.operation import OperationState, Ref
 from sayso.core.origin import Principal
 from sayso.core.rows import (
     BODY_VERSION,
-    Change,
     ConflictSettledBody,
     Delete,
     Insert,
+    Release,
     Row,
     Scalar,
     Table,
@@ -35,7 +36,7 @@ from sayso.core.rows import (
     encode_body,
 )
 from sayso.core.session import Position, SessionRecord, SessionRole, SessionState, Token
-from sayso.storage.shape import SIDE_COLUMNS, SIDE_KEYS, STANDING_COLUMNS, check_rows, standing_of
+from sayso.storage.shape import SIDE_COLUMNS, SIDE_KEYS, STANDING_COLUMNS, check_rows, pieces, standing_of
 from sayso.storage.store import Claimed, OperationRow, ParticipantRow, RefRow, Released, WriteOutcome
 
 T = TypeVar("T")
@@ -265,14 +266,21 @@ def write(token: Token, rows: Sequence[Row], blobs: Blobs = NO_BLOBS) -> Body[Wr
         ],
     )
     of_session: dict[str, Scalar] = {}
+    refs: Counter[str] = Counter()
     for row in rows:
         for change in changes(row):
+            if isinstance(change, Release):
+                refs.subtract((yield from release_attachments(token.session, change.n)))
+                continue
             if isinstance(change, Update) and change.table is Table.SESSION:
                 of_session.update(change.values)
                 continue
             done = yield _applied(token.session, change)
             if not done and not isinstance(change, Delete) and _must_hit(change):
                 raise IllegalChange(f"row {row.seq} ({row.kind}): {_missed(change)}")
+            if isinstance(change, Insert) and change.table is Table.ATTACHMENT:
+                refs[str(change.values["digest"])] += 1
+    yield from count_refs(refs, blobs)
     if of_session:
         yield Sql(_update_text(Table.SESSION, tuple(of_session), ("id",), 0), (*of_session.values(), token.session))
     return WriteOutcome.WRITTEN
@@ -301,7 +309,7 @@ def _not_written(token: Token, rows: Sequence[Row], texts: list[str]) -> Body[Wr
 # --- what rows change --------------------------------------------------------
 
 
-def _applied(session: str, change: Change) -> Sql:
+def _applied(session: str, change: Insert | Update | Delete) -> Sql:
     """Return the statement of a change. One that must hit a row returns it, so that a miss is seen."""
     if isinstance(change, Delete):
         return Sql(_delete_text(change.table, tuple(change.key)), (session, *change.key.values()))
@@ -353,6 +361,49 @@ def _update_text(table: Table, columns: tuple[str, ...], key: tuple[str, ...], s
     where = " and ".join(f"{column} = ?" for column in key)
     text = f"update {table} set {new}{_GOES.get(table, '')} where {where}"  # noqa: S608 - from core.rows
     return f"{text} and state in ({', '.join('?' * states)}) returning 1" if states else text
+
+
+# --- bytes -------------------------------------------------------------------
+
+
+def count_refs(by: Mapping[str, int], blobs: Blobs = NO_BLOBS) -> Body[None]:
+    """Change how many refer to each of these bytes; those that come are stored. It goes by digest, so that no two
+    transactions wait for each other.
+
+    Raises:
+        IllegalChange: bytes neither came nor are there.
+    """
+    for digest, more in sorted(by.items()):
+        if more > 0 and digest in blobs:
+            yield from _held(digest, blobs[digest], more)
+        elif more != 0:
+            there = yield Sql(
+                "update blob set refs = refs + ? where digest = ? and refs > 0 returning 1", (more, digest)
+            )
+            if not there:
+                raise IllegalChange(f"there are no bytes of {digest}")
+
+
+def _held(digest: str, data: bytes, refs: int) -> Body[None]:
+    """Add references, and the pieces that are not there: none, or those of a transaction that went ahead, or all."""
+    yield Sql(
+        """
+        insert into blob (digest, size_bytes, refs) values (?, ?, ?)
+        on conflict (digest) do update set refs = blob.refs + excluded.refs
+        """,
+        (digest, len(data), refs),
+    )
+    found = yield Sql("select place from piece where digest = ?", (digest,))
+    there = {place for (place,) in found}
+    missing = [(digest, place, piece) for place, piece in enumerate(pieces(data)) if place not in there]
+    if missing:
+        yield Many("insert into piece (digest, place, bytes) values (?, ?, ?)", missing)
+
+
+def release_attachments(session: str, n: int) -> Body[list[str]]:
+    """Delete what came with an input; return the digest of each, whose reference goes with it."""
+    gone = yield Sql("delete from attachment where session = ? and n = ? returning digest", (session, n))
+    return [digest for (digest,) in gone]
 
 
 # --- reading rows and projections --------------------------------------------

@@ -6,7 +6,7 @@ inbox and time agree on any two nodes (K12). See `statements` for what a body is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sayso.core.consent import ConsentState, read_bare, refuse_at_door
@@ -18,6 +18,7 @@ from sayso.core.session import SessionState
 from sayso.core.text import scrub
 from sayso.storage import shape
 from sayso.storage.statements import NOW, Body, Sql, Value, standing, standings
+from sayso.storage.statements_files import consumed
 from sayso.storage.store import DoorKind, DoorNote, DoorRow, Entry, Fired, InboxRow, Put, PutOutcome, TokenRow
 
 
@@ -171,7 +172,7 @@ def _again(entry: Entry, known: _Known, *, door_notes_max: int) -> Body[Put]:
 
 def _meant(entry: Entry, session: str) -> Body[Input]:
     """Return the input as it is stored: a bare yes or no is read against the open questions (K20)."""
-    yes = shape.bare(entry.input)
+    yes = shape.bare(entry)
     if yes is None:
         return entry.input
     open_ones = yield from standings(session, (ConsentState.OPEN,), False)
@@ -193,6 +194,8 @@ def _refuse_if_full(session: str, lane: Lane, inbox_max: int) -> Body[None]:
 
 def _stored(entry: Entry, session: str, place: _Place, received: Input, now: int) -> Body[Put]:
     n = place.inbox_tail + 1
+    if entry.uploads:
+        received = replace(received, attachments=(yield from consumed(entry.uploads, session, n, now)))
     yield Sql(
         """
         insert into inbox (session, n, lane, at_seq, state,

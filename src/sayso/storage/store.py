@@ -1,7 +1,7 @@
 """Store: the transactions that the runtime needs. Every implementation keeps the same promises.
 
 Three families of tables. *Session* (journal and projections): only `write` changes them, and only by rows.
-*Door* (inbox, seen, unclaimed, record, bindings, tokens, a timer's `next_at_ms`): any node. *Engine*
+*Door* (inbox, seen, unclaimed, record, bindings, tokens, uploads, a timer's `next_at_ms`): any node. *Engine*
 (session ownership, nodes). Session and inbox keys begin with the session id, door keys with the source;
 no transaction needs to span two sessions.
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from sayso.core.attachment import NO_BLOBS, Blobs
+from sayso.core.attachment import NO_BLOBS, Attachment, Blobs
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.inputs import Input, Lane
 from sayso.core.operation import OperationState, Ref
@@ -62,6 +62,8 @@ class Entry:
     unclaimed_because: str = "no session knows what it names"
     #: the position that the sender had seen; a bare yes counts only at or past the question (K20)
     as_of: Position | None = None
+    #: uploads of this session that it takes with it, in order; they become the input's attachments (K29)
+    uploads: tuple[str, ...] = ()
 
 
 class PutOutcome(StrEnum):
@@ -105,6 +107,36 @@ class InboxRow:
     at_seq: int
     input: Input
     taken_seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file sent ahead of the message that will name it."""
+
+    #: unguessable, and told to the uploader alone: whoever knows it may name it in a message (K29)
+    id: str
+    session: str
+    uploader: Principal
+    #: clean, see `core.attachment`
+    filename: str
+    media_type: str
+    #: of the bytes, see `core.attachment.digest_of`
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttachmentRow:
+    """A file of an input or a result, as its side table holds it."""
+
+    attachment: Attachment
+    #: the row that shows it; None while its input waits
+    seq: int | None
+    #: the input that it came with; None for a result's
+    n: int | None
+    #: who sent the bytes: a principal, or `tool:<name>`
+    uploader: str
+    #: who sent the input that waits; None once it doesn't
+    sender: Principal | None = None
 
 
 class DoorKind(StrEnum):
@@ -290,10 +322,12 @@ class Store(Protocol):
         """Write consecutive rows and all they change, or nothing. The only way to write rows.
 
         `blobs` are the bytes of attachments that these rows bring, by digest: stored in the same transaction,
-        so who sees the rows can have the bytes. ALREADY adds no reference to them.
+        so who sees the rows can have the bytes. ALREADY adds no reference to them. Bytes that are stored already
+        may be left out.
 
         Raises:
-            IllegalChange: a row asks for a change that its subject's state does not allow; nothing is written.
+            IllegalChange: a row asks for a change that its subject's state does not allow, or names bytes that
+                are not there, or others than those of its digest; nothing is written.
         """
         ...
 
@@ -349,6 +383,7 @@ class Store(Protocol):
         Raises:
             NotFound: there is no such session.
             InboxFull: the session's inbox holds as many queued entries as it may; nothing was stored.
+            NoUpload: an upload that it names isn't there for this session; nothing was stored, none is used up.
             Misused: with `strict`, the event id is known with other content.
             AnswerRefused: the answer is not one the door takes; a note of it is stored.
         """
@@ -371,7 +406,35 @@ class Store(Protocol):
         ...
 
     async def forget(self) -> int:
-        """Drop dedupe entries whose time is over (A6) and return how many."""
+        """Drop dedupe entries (A6) and uploads whose time is over, and bytes that nothing refers to; return how
+        many entries and uploads."""
+        ...
+
+    async def stage_upload(
+        self, upload: Upload, data: bytes, *, keep_ms: int, staged_max: int, staged_bytes_max: int
+    ) -> int:
+        """Store a file for a message to come, and return until when, milliseconds since 1970 UTC.
+
+        One person has at most `staged_max` of them, of `staged_bytes_max` bytes together, in one session.
+
+        Raises:
+            NotFound: there is no such session.
+            UploadsFull: it would be one too many, or too large beside the others; nothing was stored.
+            IllegalChange: the bytes are not those of their digest.
+        """
+        ...
+
+    async def discard_upload(self, session: str, upload: str, *, uploader: Principal) -> bool:
+        """Drop an upload before a message took it; False if this person has none of that id here."""
+        ...
+
+    async def attachment(self, session: str, attachment: str) -> AttachmentRow | None:
+        """Return a file of the session, or None."""
+        ...
+
+    async def piece(self, digest: str, place: int) -> bytes | None:
+        """Return the bytes from `place` times `PIECE_BYTES` on, as many as that at most; None if there are none there,
+        or nothing refers to them any more."""
         ...
 
     async def bind(self, source: str, session: str) -> None:

@@ -15,12 +15,22 @@ create table participant (
 
 create index participant_in_sessions on participant (principal, session);
 
--- Bytes, once for each content; `refs` counts the uploads and attachments that name them, and at none they go.
+-- Bytes, once for each content. `refs` counts the uploads and attachments that name them; at none nobody can
+-- read them, and they are swept away. They stand apart and in pieces, so that a count can change without
+-- writing them again, and a file of any size comes and goes in short transactions.
 create table blob (
     digest text primary key,
     size_bytes bigint not null check (size_bytes >= 0),
-    refs bigint not null check (refs >= 0),
-    bytes /*sqlite: blob*//*postgres: bytea*/ not null
+    refs bigint not null check (refs >= 0)
+) /*sqlite: without rowid*/;
+
+create index blob_of_nobody on blob (digest) where refs = 0;
+
+create table piece (
+    digest text not null,
+    place bigint not null check (place >= 0),
+    bytes /*sqlite: blob*//*postgres: bytea*/ not null,
+    primary key (digest, place)
 );
 
 -- Sent ahead of the message that will name it; known to its uploader alone (K29).
