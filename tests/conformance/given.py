@@ -118,12 +118,24 @@ def message(
     as_of: Position | None = None,
     parts: int = 1,
     uploads: Sequence[str] = (),
+    waiting_max: int | None = None,
 ) -> Entry:
     """Return the entry of a person's message under an idempotency key."""
     words = tuple(Part(text, str(by), USER, "api token") for _ in range(parts))
     received = Input(InputKind.MESSAGE, by, "api token", words)
     content, source = sha("|".join([text, *uploads])), f"{by}@{session}"
-    return Entry(session, source, key, received, content, 2 * DAY, strict=True, as_of=as_of, uploads=tuple(uploads))
+    return Entry(
+        session,
+        source,
+        key,
+        received,
+        content,
+        2 * DAY,
+        strict=True,
+        as_of=as_of,
+        uploads=tuple(uploads),
+        waiting_max=waiting_max,
+    )
 
 
 def answer(said: Answer, *, key: str, by: Principal = ALICE, session: str = "s1") -> Entry:

@@ -29,18 +29,20 @@ from sayso.core.rows import (
     ConsentWithdrawnBody,
     EffectGoneBody,
     Ending,
+    InputRetractedBody,
     ModelSaidBody,
     NoticeBody,
     Outcome,
     ParticipantChangedBody,
     RequestRefusedBody,
     Row,
+    SessionChangedBody,
     ToolIntendedBody,
     ToolUnknownBody,
     TurnAskBody,
     TurnEndBody,
 )
-from sayso.core.session import Position, SessionRecord, SessionRole, Token
+from sayso.core.session import Others, Position, SessionRecord, SessionRole, Token
 from sayso.storage.store import Claimed, DoorKind, DoorNote, Entry
 from tests.conformance.conftest import OPENERS
 from tests.conformance.given import (
@@ -109,6 +111,7 @@ entries = st.one_of(
         as_of=positions,
         parts=st.integers(0, 2),
         uploads=st.just(()) | st.lists(uploads, max_size=2),
+        waiting_max=st.sampled_from([None, None, 1, 2]),
     ),
     st.builds(
         answer,
@@ -129,6 +132,14 @@ bodies: st.SearchStrategy[Body] = st.one_of(
     st.builds(ModelSaidBody, st.integers(1, 2), st.just(())),
     st.builds(taken, places),
     st.builds(NoticeBody, st.just(()), st.none() | places),
+    st.builds(InputRetractedBody, places, places, st.just("user:alice")),
+    st.builds(
+        SessionChangedBody,
+        places,
+        st.just("user:alice"),
+        st.sampled_from([None, "", "Friday\ud800"]),
+        st.none() | st.sampled_from(Others),
+    ),
     st.builds(RequestRefusedBody, places, st.just("user:alice"), st.just("no more may")),
     st.builds(
         ParticipantChangedBody,
@@ -408,6 +419,7 @@ class Commands(RuleBasedStateMachine):
                 await store.sessions(of=None, limit=limit, before=session),
                 await store.sessions(of=BOB, limit=after),
                 await store.participants(session),
+                await store.inbox_entry(session, after),
                 await store.participant(session, BOB),
             ]
 

@@ -21,19 +21,21 @@ from sayso.core.rows import (
     ConsentWithdrawnBody,
     EffectGoneBody,
     Ending,
+    InputRetractedBody,
     ModelSaidBody,
     NoticeBody,
     Outcome,
     ParticipantChangedBody,
     RequestRefusedBody,
     Row,
+    SessionChangedBody,
     Table,
     ToolIntendedBody,
     ToolUnknownBody,
     TurnAskBody,
     TurnEndBody,
 )
-from sayso.core.session import SessionRole, Token
+from sayso.core.session import Others, SessionRole, Token
 from sayso.storage.store import Store, WriteOutcome
 from tests.conformance.conftest import OPENERS
 from tests.conformance.given import (
@@ -106,6 +108,8 @@ class Life:
             "invite": bool(self.queued),
             "remove": bool(self.queued) and bool(self.people),
             "refuse": bool(self.queued),
+            "set": bool(self.queued),
+            "retract": len(self.queued) > 1,
         }
         return [name for name, allowed in may.items() if allowed]
 
@@ -135,7 +139,7 @@ class Life:
                 return planned(*(called(name) for name in names))
             case "ask" | "answer" | "expire" | "withdraw" | "use":
                 return self._consent(draw, move)
-            case "invite" | "remove" | "refuse":
+            case "invite" | "remove" | "refuse" | "set" | "retract":
                 return self._people(draw, move)
             case "intend" | "send" | "give up" | "settle" | "gone":
                 return self._operation(draw, move)
@@ -173,6 +177,11 @@ class Life:
 
     def _people(self, draw: st.DrawFn, move: str) -> Body:
         n = self.queued.pop(0)
+        if move == "set":
+            title, others = draw(st.sampled_from([None, "Friday"])), draw(st.sampled_from(Others))
+            return SessionChangedBody(n, "user:alice", title, others)
+        if move == "retract":
+            return InputRetractedBody(n, self.queued.pop(0), "user:alice")
         if move == "refuse":
             return RequestRefusedBody(n, "user:alice", "no more may")
         if move == "remove":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,133 @@ class Shut(StoreAround):
         """Wait, and write."""
         await self.open.wait()
         return await self.inside.write(token, rows, blobs=blobs)
+
+
+# --- what waits ----------------------------------------------------------------
+
+
+@asynccontextmanager
+async def answering(served: Whole, session: str, headers: Headers) -> AsyncIterator[None]:
+    """Have somebody's message answered meanwhile, by a model that takes its time."""
+    hold = served.model.hold = asyncio.Event()
+    before = len(served.model.requests)
+    await posted(served, session, headers, "a long story")
+    await served.model.until_asked(before + 1)
+    try:
+        yield
+    finally:
+        served.model.hold = None
+        hold.set()
+
+
+async def posted(served: Whole, session: str, headers: Headers, text: str) -> int:
+    answer = await served.http.post(
+        f"{session}/inputs", json={"text": text, "client_send_ids": [f"c-{text[:1]}"]}, headers=headers
+    )
+    assert answer.status_code == 202, answer.text
+    place: int = answer.json()["input"]
+    return place
+
+
+@pytest.mark.rule("X36", "X39")
+async def test_the_queue_shows_ones_own_words_and_counts_the_rest(served: Whole) -> None:
+    session, hers, bobs = await served.shared()
+    ops, (_, strangers) = await served.auth("operator:ops"), await served.somebody()
+    async with answering(served, session, hers):
+        n = await posted(served, session, bobs, "me too")
+        await posted(served, session, hers, "and then")
+
+        of_bob = (await served.http.get(f"{session}/queue", headers=bobs)).json()
+        of_ops = await served.http.get(f"{session}/queue", headers=ops)
+        problem(await served.http.get(f"{session}/queue", headers=strangers), 404, "not-found")
+
+    [entry] = of_bob["mine"]
+    assert isinstance(entry.pop("received_at_ms"), int)
+    assert entry == {"input": n, "text": "me too", "client_send_ids": ["c-m"]}
+    assert (of_bob["waiting"], of_bob["owners"]) == (2, None)
+    assert "me too" not in of_ops.text
+    assert "and then" not in of_ops.text
+    assert (of_ops.json()["mine"], of_ops.json()["waiting"]) == ([], 2)
+    assert sorted(each["waiting"] for each in of_ops.json()["owners"]) == [1, 1]
+
+
+@pytest.mark.rule("X39")
+async def test_an_eleventh_message_of_one_person_is_429_and_says_of_whom(served: Whole) -> None:
+    session, hers, bobs = await served.shared()
+    async with answering(served, session, hers):
+        for n in range(10):
+            await posted(served, session, bobs, f"{n}")
+        full = await served.http.post(f"{session}/inputs", json={"text": "one more"}, headers=bobs)
+
+        assert "10 inputs of user:" in problem(full, 429, "inbox-full")["detail"]
+        assert full.headers["retry-after"]
+        assert await posted(served, session, hers, "hers is another queue") > 0
+
+
+@pytest.mark.rule("X40", "X41")
+async def test_a_message_that_waits_is_taken_back_by_its_sender_alone(served: Whole) -> None:
+    session, hers, bobs = await served.shared()
+    ops, (_, strangers) = await served.auth("operator:ops"), await served.somebody()
+    async with answering(served, session, hers):
+        n = await posted(served, session, bobs, "never mind")
+        address = f"{session}/queue/{n}"
+        for headers in (hers, ops, strangers):
+            problem(await served.http.delete(address, headers=headers), 404, "not-found")
+
+        taken_back = await served.http.delete(address, headers=bobs)
+        again = await served.http.delete(address, headers=bobs)
+
+    assert taken_back.status_code == again.status_code == 200
+    assert taken_back.json() == again.json()
+    row = taken_back.json()["settled"]
+    assert (row["kind"], row["body"]["input"]) == ("input.retracted", n)
+    history = await served.http.get(f"{session}/history", headers=hers)
+    assert "never mind" not in history.text
+
+
+async def test_what_does_not_wait_any_more_is_409(served: Whole) -> None:
+    session, hers, bobs = await served.shared()
+    async with answering(served, session, hers):
+        n = await posted(served, session, bobs, "me too")
+        problem(await served.http.delete(f"{session}/queue/{n - 1}", headers=hers), 409, "request-refused")
+        problem(await served.http.delete(f"{session}/queue/{n - 1}", headers=bobs), 404, "not-found")
+    problem(await served.http.delete(f"{session}/queue/{n + 7}", headers=bobs), 404, "not-found")
+    for wrong in ("0", "x", "-1", str(10**18), "1.5"):
+        problem(await served.http.delete(f"{session}/queue/{wrong}", headers=bobs), 422, "invalid")
+
+
+# --- how a session is set ------------------------------------------------------
+
+
+async def test_the_owner_sets_the_title_and_what_becomes_of_others(served: Whole) -> None:
+    session, hers, bobs = await served.shared()
+    _, strangers = await served.somebody()
+    ops = await served.auth("operator:ops")
+
+    set_ = await served.http.patch(session, json={"others": "refuse"}, headers=hers)
+    named = await served.http.patch(session, json={"title": "Friday \N{SNOWMAN}"}, headers=ops)
+
+    assert set_.status_code == named.status_code == 200
+    assert set_.json()["settled"]["kind"] == "session.changed"
+    seen = (await served.http.get(session, headers=bobs)).json()
+    assert (seen["title"], seen["others"], seen["closed_at_ms"]) == ("Friday \N{SNOWMAN}", "refuse", None)
+    problem(await served.http.patch(session, json={"title": "mine"}, headers=bobs), 403, "forbidden")
+    problem(await served.http.patch(session, json={"title": "mine"}, headers=strangers), 404, "not-found")
+
+
+@pytest.mark.parametrize("body", [{}, {"others": "ignore"}, {"title": "x" * 201}, {"title": 7}, {"owner": "x"}, []])
+async def test_a_change_says_what_is_to_change(served: Whole, body: object) -> None:
+    session, hers, _ = await served.shared()
+
+    problem(await served.http.patch(session, json=body, headers=hers), 422, "invalid")
+
+
+@pytest.mark.rule("H28")
+async def test_where_others_are_refused_a_foreign_message_is_409_and_nothing_is_stored(served: Whole) -> None:
+    session, hers, bobs = await served.shared()
+    await served.http.patch(session, json={"others": "refuse"}, headers=hers)
+    async with answering(served, session, hers):
+        refused = await served.http.post(f"{session}/inputs", json={"text": "me too"}, headers=bobs)
+
+        assert "say it again later" in problem(refused, 409, "cross-user-interjection")["detail"]
+        assert (await served.http.get(f"{session}/queue", headers=bobs)).json()["waiting"] == 0

@@ -18,7 +18,7 @@ from sayso.core.attachment import Attachment, digest_of, of_input
 from sayso.core.authority import Verdict
 from sayso.core.consent import AskedStep, Consent, ConsentState, Question, Shown, Standing, Step, steps_digest
 from sayso.core.contract import Effect, Role
-from sayso.core.inputs import Answer, Choice, Input, InputKind, Keep, ParticipantChange, Restated
+from sayso.core.inputs import Answer, Choice, Input, InputKind, Keep, ParticipantChange, Restated, SettingsChange
 from sayso.core.labels import OUTSIDER, RUNTIME, USER, Label, Part
 from sayso.core.operation import Ref
 from sayso.core.origin import Origin, Principal
@@ -35,6 +35,7 @@ from sayso.core.rows import (
     EffectGoneBody,
     Ending,
     InputBody,
+    InputRetractedBody,
     ModelCalledBody,
     ModelSaidBody,
     NoticeBody,
@@ -42,6 +43,7 @@ from sayso.core.rows import (
     ParticipantChangedBody,
     RequestRefusedBody,
     Row,
+    SessionChangedBody,
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
@@ -51,7 +53,7 @@ from sayso.core.rows import (
     TurnStartBody,
     TurnStepsBody,
 )
-from sayso.core.session import Position, SessionRole
+from sayso.core.session import Others, Position, SessionRole
 
 ALICE = Principal.parse("user:alice")
 BOB = Principal.parse("user:bob")
@@ -193,14 +195,12 @@ def heard(
     event_id: str = "evt_1",
     about: tuple[Ref, ...] = (),
     answer: Answer | None = None,
-    participant: ParticipantChange | None = None,
+    **asked: Any,
 ) -> InputBody:
     """The row of an input, as its owner takes it."""
     parts = (typed(text, by=principal) if principal.kind == "user" else told(text),) if text else ()
     about_consent = "A1" if kind is InputKind.EXPIRY else None
-    received = Input(
-        kind, principal, "api token", parts, about, answer=answer, consent=about_consent, participant=participant
-    )
+    received = Input(kind, principal, "api token", parts, about, answer=answer, consent=about_consent, **asked)
     return InputBody(n, str(principal), event_id, 500, received)
 
 
@@ -267,6 +267,10 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
         RequestRefusedBody(8, "user:alice", text),
         ParticipantChangedBody(9, "user:bob", SessionRole.VIEWER, "user:alice"),
         heard(InputKind.PARTICIPANT, ALICE, participant=ParticipantChange(BOB, SessionRole.MEMBER)),
+        InputRetractedBody(10, 9, "user:alice"),
+        heard(InputKind.RETRACT, ALICE, retracts=9),
+        SessionChangedBody(11, "user:alice", text, Others.REFUSE),
+        heard(InputKind.SETTINGS, ALICE, settings=SettingsChange(text, Others.REFUSE)),
     )
 
 

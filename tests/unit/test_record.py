@@ -9,7 +9,7 @@ from hypothesis import given
 
 from sayso.core import view
 from sayso.core.consent import ConsentState, Standing
-from sayso.core.inputs import Answer, Input, InputKind, Keep, ParticipantChange
+from sayso.core.inputs import Answer, Input, InputKind, Keep, ParticipantChange, SettingsChange
 from sayso.core.operation import Ref
 from sayso.core.record import persisted, sentence
 from sayso.core.rows import (
@@ -23,6 +23,7 @@ from sayso.core.rows import (
     ConsentWithdrawnBody,
     EffectGoneBody,
     Ending,
+    InputRetractedBody,
     Kind,
     ModelCalledBody,
     ModelSaidBody,
@@ -30,6 +31,7 @@ from sayso.core.rows import (
     Outcome,
     ParticipantChangedBody,
     RequestRefusedBody,
+    SessionChangedBody,
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
@@ -39,7 +41,7 @@ from sayso.core.rows import (
     TurnStartBody,
     TurnStepsBody,
 )
-from sayso.core.session import Position, SessionRole
+from sayso.core.session import Others, Position, SessionRole
 from sayso.core.text import is_hidden
 from tests.unit.core_examples import (
     ALICE,
@@ -157,6 +159,17 @@ SENTENCES: list[tuple[Body, str]] = [
         heard(InputKind.PARTICIPANT, BOB, participant=ParticipantChange(BOB, None)),
         "bob asks that user:bob takes part no more",
     ),
+    (InputRetractedBody(9, 8, "user:bob"), "user:bob took back input 8 before anybody looked at it"),
+    (heard(InputKind.RETRACT, BOB, retracts=8), "bob takes back input 8"),
+    (
+        SessionChangedBody(9, "user:alice", "Friday\n", Others.REFUSE),
+        "user:alice: its title is ‹Friday⏎› and others are refused meanwhile",
+    ),
+    (SessionChangedBody(9, "user:alice", None, Others.QUEUE), "user:alice: others wait their turn meanwhile"),
+    (
+        heard(InputKind.SETTINGS, ALICE, settings=SettingsChange(others=Others.REFUSE)),
+        "alice asks: others are refused meanwhile",
+    ),
 ]
 SAYING = [body for body, _ in SENTENCES]
 
@@ -227,9 +240,19 @@ def test_somebodys_words_stand_between_marks_that_they_cannot_close(text: str) -
             "k3",
             "alice asks that user:bob takes part as viewer (api token); now acknowledged",
         ),
+        (
+            Input(InputKind.RETRACT, ALICE, "api token", retracts=8),
+            "k4",
+            "alice takes back input 8 (api token); now acknowledged",
+        ),
+        (
+            Input(InputKind.SETTINGS, ALICE, "api token", settings=SettingsChange("Friday")),
+            "k5",
+            "alice asks: its title is ‹Friday› (api token); now acknowledged",
+        ),
         (Input(InputKind.EXPIRY, TIMER, "runtime", consent="A1"), "A1@600000", "A1@600000 from the runtime's timer"),
     ],
-    ids=["event", "message", "answer", "participant", "expiry"],
+    ids=["event", "message", "answer", "participant", "retract", "settings", "expiry"],
 )
 def test_the_door_says_what_it_stored(received: Input, event_id: str, reads: str) -> None:
     assert persisted(received, event_id) == reads
@@ -263,6 +286,8 @@ PRIVATE: list[Body] = [
     ConflictSettledBody(8, "operator:ops", Keep.STORED, 12, ("a line",)),
     RequestRefusedBody(9, "user:alice", "no more may"),
     ParticipantChangedBody(10, "user:bob", SessionRole.MEMBER, "user:alice"),
+    InputRetractedBody(11, 9, "user:bob"),
+    SessionChangedBody(12, "user:alice", "Friday", Others.QUEUE),
 ]
 
 

@@ -29,6 +29,7 @@ from sayso.core.rows import (
     EffectGoneBody,
     Ending,
     InputBody,
+    InputRetractedBody,
     Insert,
     Kind,
     ModelCalledBody,
@@ -38,6 +39,7 @@ from sayso.core.rows import (
     ParticipantChangedBody,
     Release,
     RequestRefusedBody,
+    SessionChangedBody,
     Table,
     ToolIntendedBody,
     ToolResultBody,
@@ -58,7 +60,7 @@ from sayso.core.rows import (
     encode_consent,
     encode_input,
 )
-from sayso.core.session import SessionRole
+from sayso.core.session import Others, SessionRole
 from sayso.core.text import scrub
 from tests.unit.core_examples import (
     ALICE,
@@ -264,6 +266,18 @@ CHANGED: list[tuple[Body, list[str]]] = [
         ["inbox{n=5} state=taken taken_seq=7 if queued", "-participant principal=user:bob"],
     ),
     (
+        InputRetractedBody(5, 4, "user:bob"),
+        [*(f"inbox{{n={n}}} state=taken taken_seq=7 if queued" for n in (5, 4)), "-attachment n=4"],
+    ),
+    (
+        SessionChangedBody(5, "user:alice", "Friday", Others.REFUSE),
+        ["inbox{n=5} state=taken taken_seq=7 if queued", "session{} title=Friday others=refuse"],
+    ),
+    (
+        SessionChangedBody(5, "user:alice", ""),
+        ["inbox{n=5} state=taken taken_seq=7 if queued", "session{} title="],
+    ),
+    (
         EffectGoneBody(R1, "restaurant", 3, "T1.1.1"),
         [
             "ref{source=restaurant kind=reservation value=R1} state=gone reported_by=restaurant if live",
@@ -450,8 +464,12 @@ def test_every_change_names_a_row_of_this_session_by_its_whole_key(body: Body) -
 
 def guard(body: Body, table: Table) -> tuple[str, ...]:
     """The states from which a row of `table` may go where `body` takes it."""
-    (when,) = [c.when for c in changes(row(body)) if isinstance(c, Update) and c.table is table]
+    (when,) = guards(body, table)
     return when
+
+
+def guards(body: Body, table: Table) -> list[tuple[str, ...]]:
+    return [c.when for c in changes(row(body)) if isinstance(c, Update) and c.table is table]
 
 
 def test_a_call_can_have_no_second_result() -> None:
@@ -474,10 +492,10 @@ def test_an_input_is_taken_once() -> None:
 
     assert {row(body).kind for body in taking} == {
         *(Kind.INPUT, Kind.NOTICE, Kind.ANSWER_REFUSED, Kind.CONFLICT_SETTLED),
-        *(Kind.REQUEST_REFUSED, Kind.PARTICIPANT_CHANGED),
+        *(Kind.REQUEST_REFUSED, Kind.PARTICIPANT_CHANGED, Kind.INPUT_RETRACTED, Kind.SESSION_CHANGED),
         *(Kind.CONSENT_APPROVED, Kind.CONSENT_DECLINED, Kind.CONSENT_EXPIRED),
     }
-    assert all(guard(body, Table.INBOX) == ("queued",) for body in taking)
+    assert all({*guards(body, Table.INBOX)} == {("queued",)} for body in taking)
 
 
 @pytest.mark.parametrize(
@@ -518,6 +536,8 @@ def test_a_calls_arguments_read_back_from_its_side_table() -> None:
         (InputKind.EXPIRY, Lane.CONTROL),
         (InputKind.CHOICE, Lane.CONTROL),
         (InputKind.PARTICIPANT, Lane.CONTROL),
+        (InputKind.RETRACT, Lane.CONTROL),
+        (InputKind.SETTINGS, Lane.CONTROL),
     ],
 )
 def test_answers_expiries_and_notices_overtake_the_queue(kind: InputKind, lane: Lane) -> None:

@@ -64,6 +64,22 @@ class RequestRefused(Refused):
     """The session's owner looked at what was asked of it, and changed nothing; a row says so, with the reason."""
 
 
+class CrossUser(Refused):
+    """Another person's turn runs in this session or another's message waits, and it is set to refuse meanwhile."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session}: another person is being answered; nothing was stored, say it again later")
+        self.session = session
+
+
+class SessionClosed(Refused):
+    """The session was closed: its history stands, and nothing comes in any more."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session} is closed")
+        self.session = session
+
+
 class Fenced(Refused):
     """A newer epoch owns the session; this worker must stop writing."""
 
@@ -101,11 +117,13 @@ class OutOfOrder(Refused):
 
 
 class InboxFull(Busy):
-    """The session's inbox is at its limit; it takes more once the owner has taken some."""
+    """As much waits in the session as may: of this sender, where it is a person, or else of all the others together.
+    It takes more once some of it was taken, or taken back."""
 
-    def __init__(self, session: str, limit: int) -> None:
-        super().__init__(f"session {session}: {limit} inputs wait already")
-        self.session, self.limit = session, limit
+    def __init__(self, session: str, limit: int, *, owner: str | None = None) -> None:
+        whose = "inputs" if owner is None else f"inputs of {owner}"
+        super().__init__(f"session {session}: {limit} {whose} wait already, and no more may")
+        self.session, self.limit, self.owner = session, limit, owner
 
 
 class Unresolved(Busy):

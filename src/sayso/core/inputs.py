@@ -14,7 +14,7 @@ from sayso.core.attachment import Attachment
 from sayso.core.labels import Part
 from sayso.core.operation import Ref
 from sayso.core.origin import Principal
-from sayso.core.session import SessionRole
+from sayso.core.session import Others, SessionRole
 
 
 class Lane(StrEnum):
@@ -44,6 +44,10 @@ class InputKind(StrEnum):
     CHOICE = "choice"
     #: a person asks that somebody takes part, in another role, or no more
     PARTICIPANT = "participant"
+    #: a person takes back a message of hers that waits
+    RETRACT = "retract"
+    #: a person asks that the session goes by another title, or treats others otherwise
+    SETTINGS = "settings"
     #: a bare yes or no that fits no question, or several: the runtime asks which (K20)
     UNCLEAR = "unclear"
 
@@ -94,6 +98,14 @@ class ParticipantChange:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsChange:
+    """What is to change of a session; None stays as it is."""
+
+    title: str | None = None
+    others: Others | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Input:
     """One input as stored. `about` and `gone` are what a source's event names (A12, A13)."""
 
@@ -115,6 +127,15 @@ class Input:
     attachments: tuple[Attachment, ...] = ()
     #: what is asked about who takes part
     participant: ParticipantChange | None = None
+    #: the place in the inbox of what its sender takes back
+    retracts: int | None = None
+    settings: SettingsChange | None = None
+
+    @property
+    def owner(self) -> Principal | None:
+        """Whose it is while it waits: a person's, or nobody's (D2). Only she may take it back, and it counts
+        against what may wait of hers alone."""
+        return self.principal if self.principal.is_person else None
 
     @property
     def lane(self) -> Lane:
@@ -122,7 +143,9 @@ class Input:
         match self.kind:
             case InputKind.MESSAGE | InputKind.EVENT | InputKind.UNCLEAR:
                 return Lane.NORMAL
-            case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY | InputKind.CHOICE | InputKind.PARTICIPANT:
+            case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY | InputKind.CHOICE:
+                return Lane.CONTROL
+            case InputKind.PARTICIPANT | InputKind.RETRACT | InputKind.SETTINGS:
                 return Lane.CONTROL
 
 

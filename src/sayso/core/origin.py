@@ -39,6 +39,11 @@ class Principal:
     def __str__(self) -> str:
         return f"{self.kind}:{self.id}"
 
+    @property
+    def is_person(self) -> bool:
+        """Whether somebody signs in under this name; a source, a timer and an agent are the runtime's to let speak."""
+        return self.kind in (PrincipalKind.USER, PrincipalKind.OPERATOR)
+
     @classmethod
     def parse(cls, text: str) -> Principal:
         """Return the principal that `text` names, as `user:alice`.

@@ -7,7 +7,7 @@ entry can be made to look like another.
 from __future__ import annotations
 
 from sayso.core.canonical import canonical
-from sayso.core.inputs import Input, InputKind, Keep
+from sayso.core.inputs import Input, InputKind, Keep, SettingsChange
 from sayso.core.labels import Part
 from sayso.core.operation import Ref
 from sayso.core.rows import (
@@ -21,6 +21,7 @@ from sayso.core.rows import (
     ConsentWithdrawnBody,
     EffectGoneBody,
     InputBody,
+    InputRetractedBody,
     ModelCalledBody,
     ModelSaidBody,
     NoticeBody,
@@ -28,6 +29,7 @@ from sayso.core.rows import (
     ParticipantChangedBody,
     RequestRefusedBody,
     Row,
+    SessionChangedBody,
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
@@ -37,6 +39,7 @@ from sayso.core.rows import (
     TurnStartBody,
     TurnStepsBody,
 )
+from sayso.core.session import Others
 from sayso.core.text import plain, quoted
 
 #: characters of somebody's words that a line shows
@@ -76,6 +79,11 @@ def heard(received: Input, event_id: str) -> str:
         case InputKind.CHOICE:
             assert received.choice is not None
             return f"{received.principal} keeps {received.choice.keep} rows from {received.choice.from_seq} on"
+        case InputKind.RETRACT:
+            return f"{who} takes back input {received.retracts}"
+        case InputKind.SETTINGS:
+            assert received.settings is not None
+            return f"{who} asks: {_settings(received.settings)}"
         case InputKind.PARTICIPANT:
             assert received.participant is not None
             whom, role = received.participant.principal, received.participant.role
@@ -90,7 +98,7 @@ def persisted(received: Input, event_id: str) -> str:
     match received.kind:
         case InputKind.EXPIRY:
             return f"{id_} from the runtime's timer"
-        case InputKind.ANSWER | InputKind.CHOICE | InputKind.PARTICIPANT:
+        case InputKind.ANSWER | InputKind.CHOICE | InputKind.PARTICIPANT | InputKind.RETRACT | InputKind.SETTINGS:
             return f"{heard(received, event_id)} ({received.verified}); now acknowledged"
         case _:
             return f"{id_} from {received.principal.id}, verified by {received.verified}; now acknowledged"
@@ -111,6 +119,13 @@ def _result(body: ToolResultBody) -> str:
     if body.outcome is Outcome.WAITING:
         return f"{body.tool}: {by_runtime}"
     return f"{body.tool}: {body.outcome.replace('_', ' ')}, {by_runtime}"
+
+
+def _settings(change: SettingsChange | SessionChangedBody) -> str:
+    new = [] if change.title is None else [f"its title is {quoted(change.title, chars_max=WORDS_CHARS_MAX)}"]
+    if change.others is not None:
+        new += [f"others {'wait their turn' if change.others is Others.QUEUE else 'are refused'} meanwhile"]
+    return " and ".join(new) or "nothing new"
 
 
 def sentence(row: Row) -> str:
@@ -162,6 +177,10 @@ def sentence(row: Row) -> str:
         case ConflictSettledBody(by=by, from_seq=first, passed_over=lines):
             passed_over = plain("; ".join(lines), chars_max=500) or "nothing"
             return f"{by} keeps the stored rows from {first} on; passed over: {passed_over}"
+        case InputRetractedBody(entry=entry, by=by):
+            return f"{by} took back input {entry} before anybody looked at it"
+        case SessionChangedBody() as body:
+            return f"{body.by}: {_settings(body)}"
         case ParticipantChangedBody(principal=principal, role=role, by=by):
             if role is None:
                 return f"{principal} left" if by == principal else f"{principal} takes part no more, by {by}"

@@ -24,7 +24,7 @@ from sayso.core.inputs import Input, Keep
 from sayso.core.labels import Part
 from sayso.core.operation import OperationState, Ref, sources_of
 from sayso.core.origin import Origin
-from sayso.core.session import Position, SessionRole
+from sayso.core.session import Others, Position, SessionRole
 from sayso.core.text import scrub_json
 
 #: version of the bodies below; a reader accepts every version up to its own
@@ -56,6 +56,8 @@ class Kind(StrEnum):
     CONFLICT_SETTLED = "conflict.settled"
     REQUEST_REFUSED = "request.refused"
     PARTICIPANT_CHANGED = "participant.changed"
+    INPUT_RETRACTED = "input.retracted"
+    SESSION_CHANGED = "session.changed"
 
 
 class Ending(StrEnum):
@@ -342,6 +344,27 @@ class ParticipantChangedBody:
     by: str
 
 
+@dataclass(frozen=True, slots=True)
+class InputRetractedBody:
+    """A person took back what she had sent and nobody had looked at. What it said is in no row."""
+
+    #: the request
+    n: int
+    #: what is taken back, by its place in the inbox
+    entry: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChangedBody:
+    """The session goes by another title, or treats others otherwise; None stayed as it was."""
+
+    n: int
+    by: str
+    title: str | None = None
+    others: Others | None = None
+
+
 Body = (
     InputBody
     | NoticeBody
@@ -365,6 +388,8 @@ Body = (
     | ConflictSettledBody
     | RequestRefusedBody
     | ParticipantChangedBody
+    | InputRetractedBody
+    | SessionChangedBody
 )
 
 _BODIES: dict[Kind, type[Any]] = {
@@ -390,6 +415,8 @@ _BODIES: dict[Kind, type[Any]] = {
     Kind.CONFLICT_SETTLED: ConflictSettledBody,
     Kind.REQUEST_REFUSED: RequestRefusedBody,
     Kind.PARTICIPANT_CHANGED: ParticipantChangedBody,
+    Kind.INPUT_RETRACTED: InputRetractedBody,
+    Kind.SESSION_CHANGED: SessionChangedBody,
 }
 _KINDS: dict[type[Any], Kind] = {body: kind for kind, body in _BODIES.items()}
 _ADAPTERS: dict[Kind, TypeAdapter[Any]] = {kind: TypeAdapter(body) for kind, body in _BODIES.items()}
@@ -681,6 +708,12 @@ def changes(row: Row) -> tuple[Change, ...]:
             return (_taken(n, seq),)
         case ParticipantChangedBody() as body:
             return (_taken(body.n, seq), _participant(seq, body))
+        case InputRetractedBody(n=n, entry=entry):
+            return (_taken(n, seq), _taken(entry, seq), Release(entry))
+        case SessionChangedBody() as body:
+            new: dict[str, Scalar] = {"title": body.title, "others": body.others}
+            values = {column: value for column, value in new.items() if value is not None}
+            return (_taken(body.n, seq), Update(Table.SESSION, {}, values))
         case EffectGoneBody() as body:
             return _gone(body)
         case TurnStartBody() as body:

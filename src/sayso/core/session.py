@@ -35,6 +35,15 @@ class SessionRole(StrEnum):
     OPERATOR = "operator"
 
 
+class Others(StrEnum):
+    """What becomes of a person's message while another person's turn runs or another's message waits."""
+
+    #: it waits its turn
+    QUEUE = "queue"
+    #: it is not taken; she is told so, and may say it again later
+    REFUSE = "refuse"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
     """A place in a journal: the epoch that wrote the row, and the row's number."""
@@ -103,6 +112,9 @@ class SessionRecord:
     consents: int
     #: journal time of the newest row, so that `at_ms` never falls within a session (K10)
     at_ms: int
+    others: Others = Others.QUEUE
+    #: when the row was written that ended it; nothing comes in any more
+    closed_at_ms: int | None = None
 
     @property
     def position(self) -> Position:

@@ -24,12 +24,14 @@ from sayso.core.rows import (
     ConsentWithdrawnBody,
     EffectGoneBody,
     InputBody,
+    InputRetractedBody,
     ModelCalledBody,
     ModelSaidBody,
     NoticeBody,
     ParticipantChangedBody,
     RequestRefusedBody,
     Row,
+    SessionChangedBody,
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
@@ -193,6 +195,10 @@ def _body(row: Row) -> Json:
             return {"by": body.by, "keep": body.keep, "from_seq": body.from_seq, "passed_over": passed_over}
         case RequestRefusedBody(by=by, reason=reason):
             return {"by": by, "reason": reason}
+        case InputRetractedBody(entry=entry, by=by):
+            return {"input": entry, "by": by}
+        case SessionChangedBody(title=title, others=others, by=by):
+            return {"title": title, "others": others, "by": by}
         case ParticipantChangedBody(principal=principal, role=role, by=by):
             return {"principal": principal, "role": role, "by": by}
 

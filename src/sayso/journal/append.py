@@ -201,6 +201,10 @@ class Journal:
         """Publish a piece of a reply that is being written. It is no row: it may be lost, and nothing acts on it."""
         self._feed.write(turn, reply, scrub(text))
 
+    def show(self, event: str, data: dict[str, Any]) -> None:
+        """Publish something that is no row to those who listen now: it may be lost, and nothing acts on it."""
+        self._feed.show(event, data)
+
     def erase(self) -> None:
         """Forget what was published of a reply that ends without a row."""
         self._feed.erase()

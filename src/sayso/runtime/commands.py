@@ -26,10 +26,12 @@ from sayso.core.rows import (
     ConsentDeclinedBody,
     ConsentExpiredBody,
     InputBody,
+    InputRetractedBody,
     Kind,
     ParticipantChangedBody,
     RequestRefusedBody,
     Row,
+    SessionChangedBody,
 )
 from sayso.core.session import Position, SessionRecord, SessionRole
 from sayso.core.text import scrub
@@ -246,6 +248,8 @@ class Commands:
 
         Raises:
             NotFound, Forbidden, Misused: see `may_post` and `Store.put`.
+            InboxFull: as many of her messages wait as may; another person's don't count.
+            CrossUser, SessionClosed: see `Store.put`.
             Invalid: no text, or too much of it.
         """
         await self.may_post(by, session)
@@ -262,7 +266,10 @@ class Commands:
             client_send_ids=client_send_ids,
         )
         content = {"text": words, "client_send_ids": list(client_send_ids)}
-        return await self._put(by, session, received, content, idempotency_key=idempotency_key, as_of=as_of)
+        most = self._limits.waiting_messages
+        return await self._put(
+            by, session, received, content, idempotency_key=idempotency_key, as_of=as_of, waiting_max=most
+        )
 
     async def answer(
         self, by: Caller, session: str, answer: Answer, *, idempotency_key: str | None = None
@@ -298,8 +305,9 @@ class Commands:
             Misused, InboxFull: see `Store.put`.
         """
         listener, _ = self._feeds.listen(session)
+        most = self._limits.waiting_requests
         try:
-            put = await self._put(by, session, received, content, idempotency_key=idempotency_key)
+            put = await self._put(by, session, received, content, idempotency_key=idempotency_key, waiting_max=most)
             if put.n is None or put.outcome is not PutOutcome.STORED:
                 return put, await self._settled_before(session, put.n)
             return put, await self._settling(session, listener, put.n)
@@ -328,6 +336,7 @@ class Commands:
         content: object,
         *,
         idempotency_key: str | None,
+        waiting_max: int | None = None,
         as_of: Position | None = None,
     ) -> Put:
         entry = Entry(
@@ -339,6 +348,7 @@ class Commands:
             keep_ms=self._limits.person_keep_ms,
             strict=True,
             as_of=as_of,
+            waiting_max=waiting_max,
         )
         put = await self._store.put(entry)
         if put.outcome is PutOutcome.STORED:
@@ -359,11 +369,11 @@ class Commands:
 
     async def _settled_before(self, session: str, n: int | None) -> Row | None:
         """Find the row that settled the first of two equal answers."""
-        for entry in await self._store.inbox_record(session):
-            if entry.n == n and entry.taken_seq is not None:
-                rows = await self._store.rows(session, after=entry.taken_seq - 1, limit=1)
-                return rows[0] if rows else None
-        return None
+        entry = None if n is None else await self._store.inbox_entry(session, n)
+        if entry is None or entry.taken_seq is None:
+            return None
+        rows = await self._store.rows(session, after=entry.taken_seq - 1, limit=1)
+        return rows[0] if rows else None
 
     # reading
 
@@ -439,7 +449,7 @@ def _settles(row: Row, n: int) -> bool:
     match row.body:
         case ConsentApprovedBody() | ConsentDeclinedBody() | ConsentExpiredBody() | AnswerRefusedBody() as body:
             return body.n == n
-        case RequestRefusedBody() | ParticipantChangedBody() as asked:
+        case RequestRefusedBody() | ParticipantChangedBody() | InputRetractedBody() | SessionChangedBody() as asked:
             return asked.n == n
         case _:
             return False

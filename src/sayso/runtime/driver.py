@@ -125,6 +125,8 @@ class Driver:
         #: what may begin once everything staged is durable
         self._waiting: list[Work] = []
         self._staged = False
+        #: how many inputs wait, as those who listen were told
+        self._waiting_shown = 0
         self._hinted = True
         self._resting = False
         self._stopping = False
@@ -184,6 +186,7 @@ class Driver:
 
     async def _idle(self) -> bool:
         """Wait for the next happening, and take it in. Return whether the session was released instead."""
+        self._show_queue()
         busy = self._loaded.turn is not None or bool(self._out)
         self._resting = not busy
         try:
@@ -197,6 +200,13 @@ class Driver:
             self._resting = False
         self._take(happening)
         return False
+
+    def _show_queue(self) -> None:
+        """Tell those who listen how many inputs wait, when that has changed; not whose, nor what they say."""
+        waiting = self._inbox.waiting
+        if waiting != self._waiting_shown:
+            self._waiting_shown = waiting
+            self._journal.show("queue", {"session": self._loaded.id, "waiting": waiting})
 
     async def _abandon(self) -> None:
         """Drop what is out. Its operations stay `sent` in the store, for the successor to settle (D5)."""

@@ -29,9 +29,11 @@ from sayso.core.rows import (
     Draft,
     EffectGoneBody,
     InputBody,
+    InputRetractedBody,
     NoticeBody,
     ParticipantChangedBody,
     RequestRefusedBody,
+    SessionChangedBody,
     TurnStartBody,
     decode_arguments,
 )
@@ -107,6 +109,11 @@ class Inbox:
             return await self._expire(entry, received.consent or "")
         if received.participant is not None:
             return [Draft(await self._change(entry, received.participant))]
+        if received.retracts is not None:
+            return [Draft(self._retract(entry, received.retracts))]
+        if received.settings is not None:
+            new = received.settings
+            return [Draft(SessionChangedBody(entry.n, str(received.principal), new.title, new.others))]
         assert received.answer is not None
         return await self._answer(entry, received.answer)
 
@@ -155,7 +162,22 @@ class Inbox:
             return RequestRefusedBody(entry.n, by, why)
         return ParticipantChangedBody(entry.n, str(change.principal), change.role, by)
 
+    def _retract(self, entry: InboxRow, n: int) -> InputRetractedBody | RequestRefusedBody:
+        """Take back what its sender sent, if it still waits: this and the taking are settled here, one after the
+        other, so it is either retracted or had its turn."""
+        by = entry.input.principal
+        mine = next((w for w in self._waiting if w.n == n and w.input.owner == by), None)
+        if mine is None:
+            return RequestRefusedBody(entry.n, str(by), f"input {n} can't be taken back: it doesn't wait any more")
+        self._waiting.remove(mine)
+        return InputRetractedBody(entry.n, n, str(by))
+
     # the normal lane
+
+    @property
+    def waiting(self) -> int:
+        """How many inputs wait for their turn, as far as this owner has looked."""
+        return len(self._waiting)
 
     async def next_turn(self) -> list[Draft]:
         """Take the entry that waits longest, and return the rows that begin its turn; none if none waits."""

@@ -39,6 +39,10 @@ class Limits:
     timer_look_ms: int = 1_000
     #: how often dedupe entries whose time is over are dropped (A6)
     forget_every_ms: int = 3_600_000
+    #: messages of one person that wait in a session for their turn
+    waiting_messages: int = 10
+    #: answers and requests of one person that wait in a session to be settled
+    waiting_requests: int = 100
     #: people who take part in a session beside its owner
     participants: int = 50
     #: rows of one history page

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
-from fastapi import Header, Query, Response
+from fastapi import Header, Path, Query, Response
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from sayso.core.inputs import Answer, Keep
-from sayso.core.rows import Row
-from sayso.core.session import Position, SessionRole
+from sayso.core.inputs import Answer, Keep, SettingsChange
+from sayso.core.session import Others, Position, SessionRole
 from sayso.runtime.commands import Commands
 from sayso.runtime.identity import Identity
-from sayso.runtime.people import People
+from sayso.runtime.people import Asked, People
 from sayso.server import wire
 from sayso.server.auth import By, ByOperator, authenticate
 from sayso.server.body import read_json
-from sayso.storage.store import Put, Store
+from sayso.storage.store import Store
 
 #: body of a JSON call
 BODY_BYTES_MAX = 1024 * 1024
@@ -31,14 +30,14 @@ IdempotencyKey = Annotated[
 ]
 Limit = Annotated[int, Query(ge=1, le=ROWS_MAX)]
 Seq = Annotated[int, Query(ge=0, lt=10**18)]
+InboxPlace = Annotated[int, Path(ge=1, lt=10**18, description="Its place in the session's inbox.")]
 
 
 class Api:
     """The endpoints. Their texts are what OpenAPI says of them."""
 
     def __init__(self, commands: Commands, store: Store) -> None:
-        self._commands, self._store = commands, store
-        self._people = People(commands, store)
+        self._commands, self._people, self._store = commands, People(commands, store), store
 
     async def open_session(self, by: By, wanted: wire.OpenSession | None = None) -> wire.SessionView:
         """Open a session. It belongs to the caller."""
@@ -71,6 +70,28 @@ class Api:
         )
         return wire.input_stored(put)
 
+    async def change_session(
+        self,
+        by: By,
+        session: str,
+        wanted: wire.ChangeSession,
+        response: Response,
+        idempotency_key: IdempotencyKey = None,
+    ) -> wire.Settled:
+        """Change a session's title, or how it treats others. 200 with the row that says so, or 202: it will."""
+        change = SettingsChange(wanted.title, None if wanted.others is None else Others(wanted.others))
+        return self._settled(response, await self._people.change(by, session, change, idempotency_key=idempotency_key))
+
+    async def get_queue(self, by: By, session: str) -> wire.QueueView:
+        """Return what waits for its turn: the caller's own messages, and how many there are of all."""
+        return wire.queue_view(await self._people.queue(by, session))
+
+    async def retract_input(
+        self, by: By, session: str, n: InboxPlace, response: Response, idempotency_key: IdempotencyKey = None
+    ) -> wire.Settled:
+        """Take back a message of one's own that waits. 200 with the row that says so, or 202: it will be settled."""
+        return self._settled(response, await self._people.retract(by, session, n, idempotency_key=idempotency_key))
+
     async def list_participants(self, by: By, session: str) -> wire.ParticipantList:
         """List who takes part in the session: its owner, then the others."""
         return wire.participant_list(await self._people.participants(by, session))
@@ -86,21 +107,22 @@ class Api:
     ) -> wire.Settled:
         """Let somebody take part, or in another role. 200 with the row that says so, or 202: it will be settled."""
         whom, role = wire.person(person), SessionRole(wanted.role)
-        put, row = await self._people.invite(by, session, whom, role, idempotency_key=idempotency_key)
-        return self._settled(response, put, row)
+        return self._settled(
+            response, await self._people.invite(by, session, whom, role, idempotency_key=idempotency_key)
+        )
 
     async def delete_participant(
         self, by: By, session: str, person: str, response: Response, idempotency_key: IdempotencyKey = None
     ) -> wire.Settled:
         """Let somebody take part no more, or leave. 200 with the row that says so, or 202: it will be settled."""
-        put, row = await self._people.remove(by, session, wire.person(person), idempotency_key=idempotency_key)
-        return self._settled(response, put, row)
+        whom = wire.person(person)
+        return self._settled(response, await self._people.remove(by, session, whom, idempotency_key=idempotency_key))
 
     @staticmethod
-    def _settled(response: Response, put: Put, row: Row | None) -> wire.Settled:
-        if row is None:
+    def _settled(response: Response, asked: Asked) -> wire.Settled:
+        if asked[1] is None:
             response.status_code = wire.TAKEN
-        return wire.settled(put, row)
+        return wire.settled(*asked)
 
     async def get_history(
         self,

@@ -40,7 +40,8 @@ _STREAM: Json = {
         "operationId": "stream_session",
         "summary": "Stream Session",
         "description": "Follow a session: `resume` says which rows of the past still stand, then come the missing "
-        "rows, `caught_up`, and rows as they are accepted, with `delta` for a reply that is being written. An event "
+        "rows, `caught_up`, and rows as they are accepted, with `delta` for a reply that is being written "
+        "and `queue` when how many inputs wait has changed. An event "
         "that is a row has its position as its id.",
         "security": [{"token": []}],
         "parameters": [

@@ -30,7 +30,7 @@ from sayso.core.session import Position, SessionRecord
 from sayso.core.text import plain
 from sayso.journal.append import JournalStatus
 from sayso.runtime.commands import Dispute, History
-from sayso.runtime.people import Participant
+from sayso.runtime.people import Participant, Queue
 from sayso.server.body import CutShort, Encoded, NotJson, TooLarge, TooSlow
 from sayso.storage.store import DoorRow, Put, PutOutcome
 
@@ -94,6 +94,16 @@ class AnswerQuestion(Wanted):
     )
 
 
+class ChangeSession(Wanted):
+    """What is to change of a session; what is left out stays."""
+
+    title: Words | None = Field(default=None, max_length=200)
+    others: Literal["queue", "refuse"] | None = Field(
+        default=None,
+        description="What becomes of a person's message while another person is being answered, or waits to be.",
+    )
+
+
 class Invite(Wanted):
     """Somebody's role in a session."""
 
@@ -119,6 +129,10 @@ class SessionView(Shown):
     state: str
     position: str = Field(description="The newest stored row.", examples=["3.17"])
     turn: str | None = Field(description="The turn that is open, if one is.")
+    others: Literal["queue", "refuse"] = Field(
+        description="What becomes of a person's message while another person is being answered, or waits to be."
+    )
+    closed_at_ms: int | None = Field(description="When it was closed; nothing comes in any more.")
     waiting: int | None = Field(None, description="Inputs that are not taken yet; only where one session is asked for.")
 
 
@@ -236,6 +250,30 @@ class Settled(Shown):
     settled: RowView | None
 
 
+class WaitingView(Shown):
+    """A message of one's own that waits for its turn."""
+
+    input: int = Field(description="Its place in the session's inbox, by which it can be taken back.")
+    text: str
+    received_at_ms: int
+    client_send_ids: list[str]
+
+
+class OwnerCount(Shown):
+    """How many messages of one person wait; null: of nobody, as what a source told."""
+
+    owner: str | None
+    waiting: int
+
+
+class QueueView(Shown):
+    """What waits in a session for its turn. Of other people's messages it says only how many there are."""
+
+    mine: list[WaitingView]
+    waiting: int = Field(description="All that waits, one's own too.")
+    owners: list[OwnerCount] | None = Field(description="For operators: how many wait of each.")
+
+
 class JournalRow(Shown):
     """A row as stored."""
 
@@ -317,6 +355,8 @@ def session_view(record: SessionRecord, *, waiting: int | None = None) -> Sessio
         state=record.state,
         position=str(record.position),
         turn=record.turn,
+        others=record.others.value,
+        closed_at_ms=record.closed_at_ms,
     )
 
 
@@ -347,9 +387,26 @@ def input_stored(put: Put) -> InputStored:
     return InputStored(outcome=outcome, input=put.n, received_at_ms=put.received_at_ms)
 
 
-def settled(put: Put, row: Row | None) -> Settled:
+def settled(n: int | None, row: Row | None) -> Settled:
     """Return what became of something that was asked of a session."""
-    return Settled(input=put.n, settled=None if row is None else row_view(row))
+    return Settled(input=n, settled=None if row is None else row_view(row))
+
+
+def queue_view(found: Queue) -> QueueView:
+    """Return what waits, as its reader may see it."""
+    mine = [
+        WaitingView(
+            input=entry.n,
+            text="".join(part.text for part in entry.input.parts),
+            received_at_ms=entry.received_at_ms,
+            client_send_ids=list(entry.input.client_send_ids),
+        )
+        for entry in found.mine
+    ]
+    owners = None
+    if found.owners is not None:
+        owners = [OwnerCount(owner=owner or None, waiting=count) for owner, count in sorted(found.owners.items())]
+    return QueueView(mine=mine, waiting=found.waiting, owners=owners)
 
 
 def journal_row(row: Row) -> JournalRow:
@@ -478,6 +535,8 @@ TABLE: Mapping[type[errors.SaysoError], Verdict] = {
         404, "not-found", "There is no such thing, or it isn't this caller's to see", "The two look alike on purpose."
     ),
     TooSlow: Verdict(408, "too-slow", "The body didn't arrive in time"),
+    errors.CrossUser: Verdict(409, "cross-user-interjection", "Another person is being answered"),
+    errors.SessionClosed: Verdict(409, "closed", "The session was closed"),
     errors.RequestRefused: Verdict(409, "request-refused", "The session can't do that as it is"),
     errors.AnswerRefused: Verdict(409, "answer-refused", "The answer isn't one to this question"),
     TooLarge: Verdict(413, "too-large", "The body is too large"),

@@ -9,11 +9,22 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from sayso.core.attachment import NO_BLOBS, Attachment, Blobs, of_input
 from sayso.core.consent import ConsentState, Standing, read_bare, refuse_at_door
-from sayso.core.errors import AnswerRefused, IllegalChange, InboxFull, Misused, NotFound, NoUpload, UploadsFull
+from sayso.core.errors import (
+    AnswerRefused,
+    CrossUser,
+    IllegalChange,
+    InboxFull,
+    Misused,
+    NotFound,
+    NoUpload,
+    SessionClosed,
+    UploadsFull,
+)
 from sayso.core.inputs import Input, InputKind
 from sayso.core.operation import OperationState, Ref
 from sayso.core.origin import Principal
@@ -33,7 +44,7 @@ from sayso.core.rows import (
     encode_body,
     encode_input,
 )
-from sayso.core.session import Position, SessionRecord, SessionRole, SessionState, Token
+from sayso.core.session import Others, Position, SessionRecord, SessionRole, SessionState, Token
 from sayso.core.text import scrub
 from sayso.storage import shape
 from sayso.storage.store import (
@@ -251,7 +262,8 @@ class MemoryStore:
                 if isinstance(change, Release):
                     refs.subtract(_released(tables[Table.ATTACHMENT], change.n))
                 elif isinstance(change, Update) and change.table is Table.SESSION:
-                    record = replace(record, **change.values)  # type: ignore[arg-type]  # columns are its fields
+                    new = {column: _clean(value) for column, value in change.values.items()}
+                    record = replace(record, **new)  # type: ignore[arg-type]  # columns are its fields
                 else:
                     _apply(tables[change.table], change)
                     if isinstance(change, Insert) and change.table is Table.ATTACHMENT:
@@ -366,9 +378,17 @@ class MemoryStore:
         if yes is not None:
             open_ones = await self.standings(kept.record.id, states=(ConsentState.OPEN,))
             meant = shape.as_meant(meant, read_bare(yes, open_ones, meant.principal, as_of=entry.as_of))
+        if kept.record.closed_at_ms is not None:
+            raise SessionClosed(kept.record.id)
         queued = await self.inbox(kept.record.id, after=0, limit=kept.record.inbox_tail)
-        if sum(row.lane is meant.lane for row in queued) >= self._inbox_max:
-            raise InboxFull(kept.record.id, self._inbox_max)
+        waiting = [row.input.owner for row in queued if row.lane is meant.lane]
+        if kept.record.others is Others.REFUSE:
+            owners = [None if owner is None else str(owner) for owner in waiting]
+            if shape.interjects(meant, kept.record.turn_principal, owners):
+                raise CrossUser(kept.record.id)
+        most = self._inbox_max if entry.waiting_max is None else entry.waiting_max
+        if waiting.count(meant.owner) >= most:
+            raise InboxFull(kept.record.id, most, owner=None if meant.owner is None else str(meant.owner))
         return self._store(entry, kept, meant, now)
 
     async def _refuse_answer(self, entry: Entry) -> None:
@@ -432,6 +452,9 @@ class MemoryStore:
     async def inbox(self, session: str, *, after: int, limit: int) -> list[InboxRow]:
         record = await self.inbox_record(session)
         return [row for row in record if row.state == "queued" and row.n > after][:limit]
+
+    async def inbox_entry(self, session: str, n: int) -> InboxRow | None:
+        return next((row for row in await self.inbox_record(session) if row.n == n), None)
 
     async def inbox_record(self, session: str) -> list[InboxRow]:
         kept = self._sessions.get(session)
@@ -603,7 +626,7 @@ def _as_stored(row: Row) -> Row:
 
 
 def _clean(value: Scalar) -> Scalar:
-    return scrub(value) if isinstance(value, str) else value
+    return scrub(value) if isinstance(value, str) and not isinstance(value, StrEnum) else value
 
 
 def _columns(attached: Attachment) -> Side:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from sayso.core.attachment import Blobs, digest_of
 from sayso.core.canonical import digest
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.errors import AnswerRefused, IllegalChange
-from sayso.core.inputs import Answer, Input, InputKind, bare_answer, timer_event_id
+from sayso.core.inputs import Answer, Input, InputKind, Lane, bare_answer, timer_event_id
 from sayso.core.origin import Principal, PrincipalKind
 from sayso.core.rows import Row, Table, decode_consent
 from sayso.core.session import Position, Token
@@ -36,7 +36,18 @@ HASHED_APART_BYTES = 64 * 1024
 
 #: the columns of the side tables, key first, as `side_tables` returns them
 SIDE_COLUMNS: dict[Table, tuple[str, ...]] = {
-    Table.SESSION: ("head", "at_ms", "turn", "turn_seq", "turn_principal", "turns", "consents"),
+    Table.SESSION: (
+        "head",
+        "at_ms",
+        "turn",
+        "turn_seq",
+        "turn_principal",
+        "turns",
+        "consents",
+        "title",
+        "others",
+        "closed_at_ms",
+    ),
     Table.INBOX: ("n", "state", "taken_seq"),
     Table.CALL: ("call", "turn", "tool", "arguments", "state", "seq", "outcome", "result_seq"),
     Table.OPERATION: ("operation", "call", "turn", "tool", "key", "digest", "state", "attempts"),
@@ -131,6 +142,16 @@ def timer_entry(session: str, timer: str, instant_ms: int) -> Entry:
         digest=digest(event_id),
         keep_ms=TIMER_KEEP_MS,
     )
+
+
+def interjects(received: Input, turn: str | None, waiting: Iterable[str | None]) -> bool:
+    """Return whether an input is a person's message that comes between another person's turn (its principal), or
+    another's messages that wait (their owners). Sources and timers are nobody's, and come between nothing."""
+    if received.owner is None or received.lane is not Lane.NORMAL:
+        return False
+    running = Principal.parse(turn) if turn is not None else None
+    taken = running is not None and running.is_person and running != received.owner
+    return taken or any(owner not in (None, str(received.owner)) for owner in waiting)
 
 
 def bare(entry: Entry) -> bool | None:

@@ -244,6 +244,9 @@ class SqliteStore:
     async def inbox(self, session: str, *, after: int, limit: int) -> list[InboxRow]:
         return await self._read(statements_door.inbox, session, after, limit)
 
+    async def inbox_entry(self, session: str, n: int) -> InboxRow | None:
+        return await self._read(statements_door.inbox_entry, session, n)
+
     async def inbox_record(self, session: str) -> list[InboxRow]:
         return await self._read_page(statements_door.inbox_record, session)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -35,7 +35,7 @@ from sayso.core.rows import (
     decode_body,
     encode_body,
 )
-from sayso.core.session import Position, SessionRecord, SessionRole, SessionState, Token
+from sayso.core.session import Others, Position, SessionRecord, SessionRole, SessionState, Token
 from sayso.storage.shape import SIDE_COLUMNS, SIDE_KEYS, STANDING_COLUMNS, check_rows, pieces, standing_of
 from sayso.storage.store import Claimed, OperationRow, ParticipantRow, RefRow, Released, WriteOutcome
 
@@ -112,12 +112,13 @@ def register(node: str) -> Body[int]:
 
 _RECORD = (
     "id, owner, title, created_at_ms, state, node, epoch, nonce, head, inbox_tail,"
-    " turn, turn_seq, turn_principal, turns, consents, at_ms"
+    " turn, turn_seq, turn_principal, turns, consents, at_ms, others, closed_at_ms"
 )
 
 
 def _record(row: tuple[Any, ...]) -> SessionRecord:
-    id_, owner, title, created_at_ms, state, *rest = row
+    id_, owner, title, created_at_ms, state, *rest, others, closed_at_ms = row
+    rest += [Others(others), closed_at_ms]
     return SessionRecord(id_, Principal.parse(owner), title, created_at_ms, SessionState(state), *rest)
 
 
@@ -273,7 +274,7 @@ def write(token: Token, rows: Sequence[Row], blobs: Blobs = NO_BLOBS) -> Body[Wr
                 refs.subtract((yield from release_attachments(token.session, change.n)))
                 continue
             if isinstance(change, Update) and change.table is Table.SESSION:
-                of_session.update(change.values)
+                of_session.update(zip(change.values, _plain(change.values.values()), strict=True))
                 continue
             done = yield _applied(token.session, change)
             if not done and not isinstance(change, Delete) and _must_hit(change):
@@ -313,11 +314,16 @@ def _applied(session: str, change: Insert | Update | Delete) -> Sql:
     """Return the statement of a change. One that must hit a row returns it, so that a miss is seen."""
     if isinstance(change, Delete):
         return Sql(_delete_text(change.table, tuple(change.key)), (session, *change.key.values()))
-    values = [str(v) if isinstance(v, StrEnum) else v for v in change.values.values()]
+    values = _plain(change.values.values())
     if isinstance(change, Insert):
         return Sql(_insert_text(change.table, tuple(change.values), change.replace), (session, *values))
     text = _update_text(change.table, tuple(change.values), ("session", *change.key), len(change.when))
     return Sql(text, (*values, session, *change.key.values(), *map(str, change.when)))
+
+
+def _plain(values: Iterable[Scalar]) -> list[Scalar]:
+    """Return values as every driver takes them."""
+    return [str(value) if isinstance(value, StrEnum) else value for value in values]
 
 
 def _must_hit(change: Insert | Update) -> bool:

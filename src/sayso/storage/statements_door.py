@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sayso.core.consent import ConsentState, read_bare, refuse_at_door
-from sayso.core.errors import AnswerRefused, IllegalChange, InboxFull, Misused, NotFound
+from sayso.core.errors import AnswerRefused, CrossUser, IllegalChange, InboxFull, Misused, NotFound, SessionClosed
 from sayso.core.inputs import Input, InputKind, Lane
 from sayso.core.origin import Principal
 from sayso.core.rows import decode_input, encode_input
-from sayso.core.session import SessionState
+from sayso.core.session import Others, SessionState
 from sayso.core.text import scrub
 from sayso.storage import shape
 from sayso.storage.statements import NOW, Body, Sql, Value, standing, standings
@@ -30,11 +30,18 @@ class _Place:
     node: str | None
     head: int
     inbox_tail: int
+    turn_principal: str | None
+    others: str
+    closed_at_ms: int | None
 
 
 def _locked(session: str) -> Body[_Place]:
     found = yield Sql(
-        "select state, node, head, inbox_tail from session where id = ? /*postgres: for update*/", (session,)
+        """
+        select state, node, head, inbox_tail, turn_principal, others, closed_at_ms from session
+        where id = ? /*postgres: for update*/
+        """,
+        (session,),
     )
     if not found:
         raise NotFound("session")
@@ -64,8 +71,13 @@ def put(entry: Entry, *, inbox_max: int, door_notes_max: int) -> Body[Put | Answ
         yield from note(shape.unclaimed(entry), door_notes_max=door_notes_max)
         return Put(PutOutcome.UNCLAIMED, None, None, now, 0)
     meant = yield from _meant(entry, entry.session)
-    if place.inbox_tail >= inbox_max:
-        yield from _refuse_if_full(entry.session, meant.lane, inbox_max)
+    if place.closed_at_ms is not None:
+        raise SessionClosed(entry.session)
+    if place.others == Others.REFUSE:
+        yield from _refuse_interjection(entry.session, place, meant)
+    most = inbox_max if entry.waiting_max is None else entry.waiting_max
+    if place.inbox_tail >= most:
+        yield from _refuse_if_full(entry.session, meant, most)
     return (yield from _stored(entry, entry.session, place, meant, now))
 
 
@@ -179,30 +191,48 @@ def _meant(entry: Entry, session: str) -> Body[Input]:
     return shape.as_meant(entry.input, read_bare(yes, open_ones, entry.input.principal, as_of=entry.as_of))
 
 
-def _refuse_if_full(session: str, lane: Lane, inbox_max: int) -> Body[None]:
+def _refuse_interjection(session: str, place: _Place, received: Input) -> Body[None]:
+    """Refuse a person's message while another person's turn runs, or another's message waits (H28)."""
+    if received.owner is None or received.lane is not Lane.NORMAL:
+        return
+    waiting = yield Sql(
+        """
+        select owner from inbox
+        where session = ? and state = 'queued' and n > 0 and lane = 'normal' and owner <> ? limit 1
+        """,
+        (session, str(received.owner)),
+    )
+    if shape.interjects(received, place.turn_principal, [owner for (owner,) in waiting]):
+        raise CrossUser(session)
+
+
+def _refuse_if_full(session: str, received: Input, most: int) -> Body[None]:
+    """Refuse what is one too many of its owner's in its lane. What nobody owns is counted together."""
+    owner = None if received.owner is None else str(received.owner)
     [(waiting,)] = yield Sql(
         """
         select count(*) from (
-            select 1 from inbox where session = ? and state = 'queued' and n > 0 and lane = ? limit ?
+            select 1 from inbox
+            where session = ? and state = 'queued' and n > 0 and lane = ? and coalesce(owner, '') = ? limit ?
         ) as waiting
         """,
-        (session, str(lane), inbox_max),
+        (session, str(received.lane), owner or "", most),
     )
-    if waiting >= inbox_max:
-        raise InboxFull(session, inbox_max)
+    if waiting >= most:
+        raise InboxFull(session, most, owner=owner)
 
 
 def _stored(entry: Entry, session: str, place: _Place, received: Input, now: int) -> Body[Put]:
-    n = place.inbox_tail + 1
+    n, owner = place.inbox_tail + 1, None if received.owner is None else str(received.owner)
     if entry.uploads:
         received = replace(received, attachments=(yield from consumed(entry.uploads, session, n, now)))
     yield Sql(
         """
-        insert into inbox (session, n, lane, at_seq, state,
+        insert into inbox (session, n, lane, owner, at_seq, state,
             source, event_id, received_at_ms, body, raw, content_type, key, signed_at_ms)
-        values (?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?)
+        values (?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?)
         """,
-        (session, n, str(received.lane), place.head, *_came(entry, received, now)),
+        (session, n, str(received.lane), owner, place.head, *_came(entry, received, now)),
     )
     if place.state == SessionState.IDLE:
         yield Sql("update session set inbox_tail = ?, state = 'ready', ready_at_ms = ? where id = ?", (n, now, session))
@@ -282,6 +312,18 @@ def inbox(session: str, after: int, limit: int) -> Body[list[InboxRow]]:
         (session, after, limit),
     )
     return [_inbox_row(row) for row in found]
+
+
+def inbox_entry(session: str, n: int) -> Body[InboxRow | None]:
+    """Read one entry, taken or not."""
+    found = yield Sql(
+        """
+        select n, lane, state, source, event_id, received_at_ms, at_seq, body, taken_seq from inbox
+        where session = ? and n = ?
+        """,
+        (session, n),
+    )
+    return _inbox_row(found[0]) if found else None
 
 
 def inbox_record(session: str) -> Body[list[InboxRow]]:

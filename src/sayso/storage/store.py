@@ -64,6 +64,8 @@ class Entry:
     as_of: Position | None = None
     #: uploads of this session that it takes with it, in order; they become the input's attachments (K29)
     uploads: tuple[str, ...] = ()
+    #: how many inputs of its owner may wait in its lane; None: as many as of all that nobody owns together
+    waiting_max: int | None = None
 
 
 class PutOutcome(StrEnum):
@@ -382,8 +384,12 @@ class Store(Protocol):
 
         Raises:
             NotFound: there is no such session.
-            InboxFull: the session's inbox holds as many queued entries as it may; nothing was stored.
             NoUpload: an upload that it names isn't there for this session; nothing was stored, none is used up.
+            SessionClosed: it was ended by a row; nothing was stored.
+            CrossUser: the session refuses a person's message while another person is being answered (H28); nothing
+                was stored.
+            InboxFull: as many queued entries of its owner as may wait in that lane of the session's inbox, or, of
+                what nobody owns, of all that together; nothing was stored.
             Misused: with `strict`, the event id is known with other content.
             AnswerRefused: the answer is not one the door takes; a note of it is stored.
         """
@@ -391,6 +397,10 @@ class Store(Protocol):
 
     async def inbox(self, session: str, *, after: int, limit: int) -> list[InboxRow]:
         """Return queued entries with `n > after`, in order of arrival."""
+        ...
+
+    async def inbox_entry(self, session: str, n: int) -> InboxRow | None:
+        """Return one entry, taken or not, or None."""
         ...
 
     async def inbox_record(self, session: str) -> list[InboxRow]:

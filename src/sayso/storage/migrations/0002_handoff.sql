@@ -64,3 +64,9 @@ create table attachment (
 );
 
 create index attachment_of_input on attachment (session, n) where n is not null;
+
+-- Whose an input is while it waits: a person's, or nobody's. How much of one person's waits is counted by index.
+alter table inbox add column owner text;
+update inbox set owner = replace(source, '@' || session, '') where source like 'user:%@%' or source like 'operator:%@%';
+drop index inbox_queued;
+create index inbox_queued on inbox (session, n, lane, owner) where state = 'queued';
