@@ -14,11 +14,11 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from sayso.core.errors import CommitUnknown, StoreUnavailable
 from sayso.core.text import scrub
+from sayso.storage.shape import CommitPhase, OnCommit
 from sayso.storage.statements import Body, Many, Sql, Value
 
 log = logging.getLogger(__name__)
@@ -31,18 +31,6 @@ READS_TOGETHER = 64
 #: how long a read that is done waits for the rest of its batch
 READ_WAIT_S = 0.001
 
-
-class CommitPhase(StrEnum):
-    """Where the writer is when it calls `on_commit`."""
-
-    #: everything is in the transaction, nothing is stored. Raising here drops it: callers get CommitUnknown
-    BEFORE = "before_commit"
-    #: everything is stored, nobody knows. Raising here loses the acknowledgement: callers get CommitUnknown
-    AFTER = "after_commit"
-
-
-#: told the phase and the names of the bodies in the batch, in the writer's thread
-OnCommit = Callable[[CommitPhase, tuple[str, ...]], None]
 
 _WHY = {
     sqlite3.SQLITE_BUSY: "another process holds its lock",
