@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from sayso.core.errors import CommitUnknown, StoreUnavailable
-from sayso.core.text import scrub
+from sayso.core.text import storable
 from sayso.storage.shape import CommitPhase, OnCommit
 from sayso.storage.statements import Body, Many, Sql, Value
 
@@ -71,9 +71,12 @@ def perform(cursor: sqlite3.Cursor, body: Body[T], clock: Callable[[], int]) -> 
 
 def _execute(cursor: sqlite3.Cursor, text: str, params: Sequence[Value]) -> list[Any]:
     try:
-        return cursor.execute(text, params).fetchall()
-    except UnicodeEncodeError:  # a lone surrogate in a name from outside: stored, and looked up, as U+FFFD
-        return cursor.execute(text, [scrub(p) if isinstance(p, str) else p for p in params]).fetchall()
+        if not any(isinstance(value, str) and "\0" in value for value in params):
+            return cursor.execute(text, params).fetchall()
+    except UnicodeEncodeError:
+        pass
+    # a NUL or a lone surrogate in a name from outside: stored, and looked up, as U+FFFD
+    return cursor.execute(text, [storable(value) if isinstance(value, str) else value for value in params]).fetchall()
 
 
 class _Job(Generic[T]):

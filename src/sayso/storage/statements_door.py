@@ -15,7 +15,7 @@ from sayso.core.inputs import Input, InputKind, Lane
 from sayso.core.origin import Principal
 from sayso.core.rows import decode_input, encode_input
 from sayso.core.session import SessionState
-from sayso.core.text import scrub
+from sayso.core.text import storable
 from sayso.storage import shape
 from sayso.storage.statements import NOW, Body, Sql, Value, standing, standings
 from sayso.storage.store import DoorKind, DoorNote, DoorRow, Entry, Fired, InboxRow, Put, PutOutcome, TokenRow
@@ -147,7 +147,7 @@ def _known_content(entry: Entry, now: int) -> Body[_Known | None]:
 
 def _again(entry: Entry, known: _Known, *, door_notes_max: int) -> Body[Put]:
     """Acknowledge what is known, and note it; nothing acts on it (A4, K27)."""
-    same_id, same_content = known.event_id == scrub(entry.event_id), known.digest == entry.digest
+    same_id, same_content = known.event_id == storable(entry.event_id), known.digest == entry.digest
     if same_id and not same_content and entry.strict:
         raise Misused(f"{entry.event_id} was used before with other content")
     about = entry.session if known.session is None else known.session
