@@ -263,15 +263,13 @@ async def rebuilt(store: Store, journal: list[Row]) -> None:
 @given(commits=lives())
 async def test_side_tables_follow_from_the_rows_alone(kind: str, commits: list[Commit]) -> None:
     with quick_folder() as here, quick_folder() as there:
-        first = await OPENERS[kind](Path(here), Clock(), 100, 100)
-        second = await OPENERS[kind](Path(there), Clock(), 100, 100)
-        try:
+        async with (
+            OPENERS[kind](Path(here), Clock(), 100, 100) as first,
+            OPENERS[kind](Path(there), Clock(), 100, 100) as second,
+        ):
             journal = await lived(first, commits)
             await rebuilt(second, journal)
 
             assert len(journal) == sum(len(commit.bodies) for commit in commits)
             assert await second.side_tables("s1") == await first.side_tables("s1")
             assert len((await first.side_tables("s1"))[Table.INBOX]) == INPUTS
-        finally:
-            await first.close()
-            await second.close()
