@@ -138,7 +138,7 @@ def _known_content(entry: Entry, now: int) -> Body[_Known | None]:
         where source = ? and digest = ? and id_signed = 0 and until_ms > ? and not exists (
             select 1 from seen same where same.source = ? and same.event_id = ? and same.until_ms > ?
         )
-        order by received_at_ms, event_id limit 1
+        order by received_at_ms, event_id /*postgres: collate "C"*/ limit 1
         """,
         (entry.source, entry.digest, now, entry.source, entry.event_id, now),
     )
@@ -238,7 +238,7 @@ def fire() -> Body[Fired]:
     due = yield Sql(
         """
         select session, timer, next_at_ms from timer where next_at_ms <= ?
-        order by next_at_ms, session, timer limit ?
+        order by next_at_ms, session /*postgres: collate "C"*/, timer /*postgres: collate "C"*/ limit ?
         """,
         (now, shape.FIRED_MAX),
     )
