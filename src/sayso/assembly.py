@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from sayso.adapters.functions import FunctionTools
 from sayso.adapters.logs import JsonFormatter
 from sayso.adapters.sources import FunctionSource
-from sayso.adapters.system import SystemClock, SystemIds
+from sayso.adapters.system import StoreClock, SystemClock, SystemIds
 from sayso.agent import Agent
 from sayso.core.canonical import canonical
 from sayso.core.errors import NotFound, Refused
@@ -72,7 +72,7 @@ class App:
             Unusable: the agent's model can't be had, or a secret that its sources name is missing.
         """
         self.store = store
-        clock, ids, limits = clock or SystemClock(), ids or SystemIds(), limits or Limits()
+        clock, ids, limits = clock or StoreClock(store.now_ms), ids or SystemIds(), limits or Limits()
         persona = Persona(agent.name, agent.instructions, _model(agent.model), FunctionTools(agent.tools))
         feeds = Feeds()
         self.worker = Worker(Around(store, clock, persona, limits, rules), feeds, node=ids.node())
@@ -164,16 +164,16 @@ async def serve_forever(target: str, *, host: str | None, port: int | None, data
 
     Raises:
         Unusable: see `load_agent`, `settings` and `App`.
-        StoreLocked, StoreUnavailable: the store's file is another process's, or can't be used.
+        StoreLocked, StoreUnavailable: the store is another process's, or can't be used.
     """
     chosen = settings(host=host, port=port, database=database)
     _set_up_logging(chosen)
     agent = load_agent(target)
-    async with _store(chosen.database, exclusive=True) as store:
+    async with open_store(chosen.database, exclusive=True) as store:
         app = App(agent, store=store, limits=chosen.limits)
         async with app.running():
             await _serve(Server(app.asgi, host=chosen.host, port=chosen.port))
-    log.info("stopped", extra={"database": chosen.database})
+    log.info("stopped", extra={"database": shown(chosen.database)})
 
 
 async def _serve(server: Server) -> None:
@@ -207,18 +207,45 @@ def _must_exist(path: Path) -> None:
         raise Unusable(f"there is no {path}; name the store's file with --database")
 
 
+#: how the URL of a database on a server begins; anything else is the path of a SQLite file
+SERVER = ("postgresql://", "postgres://")
+
+
+def shown(database: str) -> str:
+    """Return what may be logged of a database's name: a path, and nothing of a URL, which may hold a password."""
+    return "PostgreSQL" if database.startswith(SERVER) else database
+
+
 @asynccontextmanager
-async def _store(path: str, *, exclusive: bool = False, must_exist: bool = False) -> AsyncIterator[SqliteStore]:
-    if must_exist:
-        _must_exist(Path(path))
-    store = await SqliteStore.open(path, clock=SystemClock().now_ms, exclusive=exclusive)
+async def open_store(database: str, *, exclusive: bool, must_exist: bool = False) -> AsyncIterator[Store]:
+    """Open the store at a path or a URL for a block; `exclusive` is for who runs sessions.
+
+    Raises:
+        Unusable: the driver for it is not installed, or there is no file where one must be.
+        StoreLocked, StoreUnavailable: it is another process's, or can't be used.
+    """
+    store: Store
+    if database.startswith(SERVER):
+        store = await _on_postgres(database, exclusive=exclusive)
+    else:
+        if must_exist:
+            _must_exist(Path(database))
+        store = await SqliteStore.open(database, clock=SystemClock().now_ms, exclusive=exclusive)
     try:
         yield store
     finally:
         await store.close()
 
 
-def _file(database: str | None) -> str:
+async def _on_postgres(url: str, *, exclusive: bool) -> Store:
+    try:
+        from sayso.storage.postgres import PostgresStore  # an extra: not everybody has its driver
+    except ImportError as error:
+        raise Unusable(str(error)) from None
+    return await PostgresStore.open(url, exclusive=exclusive)
+
+
+def _chosen(database: str | None) -> str:
     return settings(database=database).database
 
 
@@ -239,7 +266,7 @@ async def read_log(
     Raises:
         NotFound: there is no such session.
     """
-    async with _store(_file(database), must_exist=True) as store:
+    async with open_store(_chosen(database), exclusive=False, must_exist=True) as store:
         return _shown(await _chosen_lines(store, session, chosen or Chosen()), as_json=as_json)
 
 
@@ -253,7 +280,7 @@ async def follow_log(
     Raises:
         NotFound: there is no such session.
     """
-    async with _store(_file(database), must_exist=True) as store:
+    async with open_store(_chosen(database), exclusive=False, must_exist=True) as store:
         seen: set[str] = set()
         while True:
             lines = await _chosen_lines(store, session, chosen or Chosen())
@@ -289,7 +316,7 @@ def _shown(lines: list[Line], *, as_json: bool) -> list[str]:
 
 async def read_sessions(database: str | None) -> list[str]:
     """Return a line for each of the newest sessions."""
-    async with _store(_file(database), must_exist=True) as store:
+    async with open_store(_chosen(database), exclusive=False, must_exist=True) as store:
         found = await store.sessions(of=None, limit=100)
     return [f"{one.id}  {one.owner}  {one.head} rows  {one.state}  {one.title}" for one in found] or ["no sessions yet"]
 
@@ -300,7 +327,7 @@ async def create_token(database: str | None, principal: str, *, label: str, days
     Raises:
         Unusable: no such kind of principal, or it can't have a token.
     """
-    async with _store(_file(database)) as store:
+    async with open_store(_chosen(database), exclusive=False) as store:
         try:
             ttl_ms = None if days is None else days * DAY_MS
             return await Identity(store, SystemIds()).mint(Principal.parse(principal), label=label, ttl_ms=ttl_ms)
@@ -310,7 +337,7 @@ async def create_token(database: str | None, principal: str, *, label: str, days
 
 async def list_tokens(database: str | None) -> list[str]:
     """Return a line for each token: its id, whose it is, what it is for, and whether it still works."""
-    async with _store(_file(database), must_exist=True) as store:
+    async with open_store(_chosen(database), exclusive=False, must_exist=True) as store:
         found, now_ms = await store.tokens(), store.now_ms()
     lines = []
     for token in found:
@@ -326,7 +353,7 @@ async def revoke_token(database: str | None, token_id: str) -> str:
     Raises:
         NotFound: there is none of that id, or it was revoked before.
     """
-    async with _store(_file(database), must_exist=True) as store:
+    async with open_store(_chosen(database), exclusive=False, must_exist=True) as store:
         if not await store.revoke_token(token_id):
             raise NotFound(f"token {token_id} that still works")
     return f"token {token_id} is revoked"
@@ -338,7 +365,7 @@ async def bind_source(database: str | None, source: str, session: str) -> str:
     Raises:
         NotFound: there is no such session.
     """
-    async with _store(_file(database), must_exist=True) as store:
+    async with open_store(_chosen(database), exclusive=False, must_exist=True) as store:
         if await store.session(session) is None:
             raise NotFound(f"session {session}")
         await store.bind(source, session)

@@ -21,7 +21,11 @@ def main() -> None:
 
 
 _database = click.option(
-    "--database", "-d", default=None, metavar="FILE", help="the store's file (default: from settings, sayso.db)"
+    "--database",
+    "-d",
+    default=None,
+    metavar="FILE|URL",
+    help="the store: a SQLite file, or postgresql://… (default: from settings, sayso.db)",
 )
 
 

@@ -58,8 +58,8 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    #: path of the SQLite file
-    database: str = "sayso.db"
+    #: path of a SQLite file, or URL of a PostgreSQL database, which may hold a password
+    database: Annotated[str, Field(repr=False)] = "sayso.db"
     #: loopback unless an operator decides otherwise
     host: str = "127.0.0.1"
     #: 0: any free one

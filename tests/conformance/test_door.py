@@ -254,10 +254,25 @@ async def test_an_idempotency_key_with_other_content_is_misused(open_store: Insp
     assert len(await open_store.inbox("s1", after=0, limit=9)) == 1
 
 
-async def test_an_id_that_no_utf8_can_hold_is_recognised_all_the_same(open_store: Inspected) -> None:
-    await open_store.put(hook("evt_\ud800"))
+@pytest.mark.parametrize("strange", ["\ud800", "\0"], ids=["half a surrogate pair", "NUL"])
+async def test_what_not_every_database_can_hold_is_stored_alike_and_found_again(
+    open_store: Inspected, strange: str
+) -> None:
+    """A name is kept with U+FFFD in its place; what is said keeps its NULs, which JSON can write."""
+    await open_store.create_session("s9", owner=ALICE, title=f"t{strange}")
+    await open_store.put(hook(f"evt_{strange}", content="gone\0"))
+    again = await open_store.put(hook(f"evt_{strange}", content="gone\0"))
+    await open_store.note(DoorNote(DoorKind.REJECTED, f"s{strange}", f"text{strange}", f"id{strange}"))
 
-    assert (await open_store.put(hook("evt_\ud800"))).outcome is PutOutcome.DUPLICATE
+    record = await open_store.session("s9")
+    assert record is not None
+    assert record.title == "t\ufffd"
+    assert again.outcome is PutOutcome.DUPLICATE
+    [row] = await open_store.inbox("s1", after=0, limit=9)
+    assert row.event_id == "evt_\ufffd"
+    assert row.input.parts[0].text == "gone\0"
+    note = (await open_store.door())[-1].note
+    assert (note.source, note.text, note.event_id) == ("s\ufffd", "text\ufffd", "id\ufffd")
 
 
 @pytest.mark.rule("K12")

@@ -14,9 +14,8 @@ from sayso.core.errors import CommitUnknown, IllegalChange, InboxFull, Misused, 
 from sayso.core.inputs import InputKind
 from sayso.core.rows import ModelSaidBody, Table
 from sayso.core.session import Token
-from sayso.storage.shape import PIECE_BYTES
+from sayso.storage.shape import PIECE_BYTES, CommitPhase
 from sayso.storage.sqlite import SqliteStore
-from sayso.storage.sqlite_threads import CommitPhase
 from sayso.storage.store import AttachmentRow, InboxRow, PutOutcome, WriteOutcome
 from tests.conformance.given import (
     ALICE,

@@ -303,9 +303,10 @@ async def rebuilt(store: Store, journal: list[Row]) -> None:
 @given(commits=lives())
 async def test_side_tables_follow_from_the_rows_alone(kind: str, commits: list[Commit]) -> None:
     with quick_folder() as here, quick_folder() as there:
-        first = await OPENERS[kind](Path(here), Clock(), 100, 100)
-        second = await OPENERS[kind](Path(there), Clock(), 100, 100)
-        try:
+        async with (
+            OPENERS[kind](Path(here), Clock(), 100, 100) as first,
+            OPENERS[kind](Path(there), Clock(), 100, 100) as second,
+        ):
             journal = await lived(first, commits)
             await rebuilt(second, journal)
 
@@ -313,6 +314,3 @@ async def test_side_tables_follow_from_the_rows_alone(kind: str, commits: list[C
             assert await second.side_tables("s1") == await first.side_tables("s1")
             assert await second.blobs() == await first.blobs()
             assert len((await first.side_tables("s1"))[Table.INBOX]) == INPUTS
-        finally:
-            await first.close()
-            await second.close()

@@ -18,8 +18,8 @@ import pytest
 from sayso.core.errors import CommitUnknown, IllegalChange, NotFound, StoreLocked, StoreUnavailable
 from sayso.core.rows import ModelSaidBody
 from sayso.storage.migrate import Migration, SchemaChanged, SchemaTooNew, pending, released
+from sayso.storage.shape import CommitPhase, OnCommit
 from sayso.storage.sqlite import SqliteStore
-from sayso.storage.sqlite_threads import CommitPhase, OnCommit
 from sayso.storage.store import PutOutcome, Released, WriteOutcome
 from tests.conformance.given import ALICE, Clock, hook, message, owned, rows, taken
 
@@ -332,7 +332,7 @@ _CHILD = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from sayso.storage.sqlite import SqliteStore
-from sayso.storage.sqlite_threads import CommitPhase
+from sayso.storage.shape import CommitPhase
 from tests.conformance.given import ALICE, Clock, hook
 
 async def main(folder: Path, point: str) -> None:

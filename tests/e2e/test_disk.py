@@ -33,8 +33,8 @@ from sayso.demo.stage import SECRETS
 from sayso.runtime.identity import Identity
 from sayso.server.app import Server
 from sayso.sources import sign
+from sayso.storage.shape import CommitPhase, OnCommit
 from sayso.storage.sqlite import SqliteStore
-from sayso.storage.sqlite_threads import CommitPhase, OnCommit
 from sayso.storage.store import Entry, Put, PutOutcome, Store, WriteOutcome
 from sayso.testing.server_process import ServerBroken, ServerProcess
 from sayso.testing.stores import StoreAround

@@ -1,8 +1,8 @@
-"""A real server, a real file, the outside in a process of its own, and `kill -9` in the awkward moments."""
+"""A real server, a real store, the outside in a process of its own, and `kill -9` in the awkward moments."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from sayso.demo.http_stage import HttpStage, demo_environ
 from sayso.demo.scenarios import offer
 from sayso.testing.server_process import ServerProcess
 from sayso.testing.world_server import WorldClient, start_world
+from tests import postgres
 
 BOOK = "Book Friday at seven for four and tell the group"
 
@@ -23,7 +24,7 @@ BOOK = "Book Friday at seven for four and tell the group"
 class Town:
     """Everything that goes on while servers come and go."""
 
-    database: Path
+    database: str
     server: ServerProcess
     world: WorldClient
     tokens: dict[str, str]
@@ -39,17 +40,26 @@ class Town:
 
     async def log(self) -> list[str]:
         """The session's numbered list, a line each: kind and text."""
-        lines = await read_log(str(self.database), self.session)
+        lines = await read_log(self.database, self.session)
         return [" ".join(line.split()[2:]) for line in lines]
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A store that is empty, as a command names it."""
+    if request.param == "postgres":
+        with postgres.schema() as url:
+            yield url
+    else:
+        yield str(tmp_path / "sayso.db")
+
+
 @pytest.fixture
-async def town(tmp_path: Path) -> AsyncIterator[Town]:
-    database = tmp_path / "sayso.db"
-    tokens = {who: await create_token(str(database), f"user:{who}", label="test", days=1) for who in ("alice", "bob")}
+async def town(database: str, tmp_path: Path) -> AsyncIterator[Town]:
+    tokens = {who: await create_token(database, f"user:{who}", label="test", days=1) for who in ("alice", "bob")}
     with start_world() as world_url:
-        environ = demo_environ(world_url)
-        server = ServerProcess("sayso.demo.concierge:agent", database=database, environ=environ)
+        environ, log = demo_environ(world_url), tmp_path / "said.log"
+        server = ServerProcess("sayso.demo.concierge:agent", database=database, log=log, environ=environ)
         with server:
             async with WorldClient(world_url) as world:
                 found = Town(database, server, world, tokens)
@@ -151,10 +161,11 @@ async def test_a_server_that_is_told_to_stop_ends_at_once_and_well(town: Town) -
 
 
 @pytest.mark.rule("N20")
-async def test_a_second_server_on_the_same_file_is_refused_in_one_line(town: Town) -> None:
+async def test_a_second_server_on_the_same_store_is_refused_in_one_line(town: Town, tmp_path: Path) -> None:
     second = ServerProcess(
         "sayso.demo.concierge:agent",
         database=town.database,
+        log=tmp_path / "second.log",
         environ=demo_environ("http://127.0.0.1:1"),
     )
     with pytest.raises(Exception, match="is in use by another sayso process"):

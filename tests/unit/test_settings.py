@@ -54,6 +54,11 @@ def test_the_environment_wins_over_the_file_and_arguments_over_both(monkeypatch:
     assert (limits.sessions, limits.consent_ms, limits.drain_ms, limits.model_ms) == (1, 2, 3, Limits().model_ms)
 
 
+def test_the_databases_name_is_not_shown_since_a_url_may_hold_a_password() -> None:
+    settings = Settings(database="postgresql://sayso:hush@db.example/sayso")
+    assert "hush" not in f"{settings!r} {settings}"
+
+
 @pytest.mark.parametrize("name", LIMITS)
 def test_every_limit_can_be_set_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"SAYSO_LIMITS__{name.upper()}", "7")

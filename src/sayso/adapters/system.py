@@ -41,9 +41,25 @@ class SystemClock:
 
     async def sleep_until(self, instant_ms: int) -> None:
         """Return at `instant_ms`, or soon after; others get their turn even if that has passed."""
-        await asyncio.sleep(0)
-        while (left_ms := instant_ms - self.now_ms()) > 0:  # noqa: ASYNC110 - no event says that it is time
-            await asyncio.sleep(min(left_ms, STEP_MS) / 1000)
+        await _sleep_until(instant_ms, self.now_ms)
+
+
+class StoreClock:
+    """The store's time as the clock of the runtime beside it, so that both mean the same instants (K10)."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        """`now_ms` is the store's."""
+        self.now_ms = now_ms
+
+    async def sleep_until(self, instant_ms: int) -> None:
+        """Return at `instant_ms`, or soon after; others get their turn even if that has passed."""
+        await _sleep_until(instant_ms, self.now_ms)
+
+
+async def _sleep_until(instant_ms: int, now_ms: Callable[[], int]) -> None:
+    await asyncio.sleep(0)
+    while (left_ms := instant_ms - now_ms()) > 0:  # noqa: ASYNC110 - no event says that it is time
+        await asyncio.sleep(min(left_ms, STEP_MS) / 1000)
 
 
 class SystemIds:

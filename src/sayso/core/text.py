@@ -1,6 +1,7 @@
 """Text from outside, made safe to store and safe to show. Nothing here changes what a text says.
 
-`scrub` is for storing: every string that enters a row can be written as UTF-8 and read back.
+`scrub` is for storing: every string that enters a row can be written as UTF-8 and read back; `storable` is for
+a column of its own.
 `plain` is for showing: nothing invisible stays invisible, nothing can leave its quotation.
 """
 
@@ -42,6 +43,12 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 def scrub(text: str) -> str:
     """Return `text` with each lone surrogate, which no UTF-8 can hold, as U+FFFD."""
     return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def storable(text: str) -> str:
+    """Return `text` as a column of any store can hold it: scrubbed, and each NUL as U+FFFD too, since PostgreSQL's
+    texts have none. JSON in a column needs only `scrub`: it writes a NUL as an escape."""
+    return scrub(text).replace("\0", "\ufffd")
 
 
 def scrub_json(value: object) -> object:

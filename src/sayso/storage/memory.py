@@ -45,7 +45,7 @@ from sayso.core.rows import (
     encode_input,
 )
 from sayso.core.session import Others, Position, SessionRecord, SessionRole, SessionState, Token
-from sayso.core.text import scrub
+from sayso.core.text import storable
 from sayso.storage import shape
 from sayso.storage.store import (
     AttachmentRow,
@@ -204,7 +204,7 @@ class MemoryStore:
         record = SessionRecord(
             id=session,
             owner=owner,
-            title=scrub(title),
+            title=storable(title),
             created_at_ms=self._clock(),
             state=SessionState.IDLE,
             node=None,
@@ -326,7 +326,7 @@ class MemoryStore:
     async def refs(self, source: str, refs: Sequence[Ref]) -> list[RefRow]:
         found: list[RefRow] = []
         for ref in dict.fromkeys(ref for ref in refs if ref.source == source):
-            key = tuple(scrub(part) for part in (ref.source, ref.kind, ref.value))
+            key = tuple(storable(part) for part in (ref.source, ref.kind, ref.value))
             for session, kept in sorted(self._sessions.items()):
                 side = kept.tables[Table.REF].get(key)
                 if side is not None:
@@ -357,7 +357,7 @@ class MemoryStore:
     # door
 
     async def put(self, entry: Entry) -> Put:
-        entry = replace(entry, event_id=scrub(entry.event_id))
+        entry = replace(entry, event_id=storable(entry.event_id))
         kept = None
         if entry.session is not None:
             kept = self._sessions.get(entry.session)
@@ -469,7 +469,8 @@ class MemoryStore:
     async def note(self, note: DoorNote) -> None:
         kept = self._sessions.get(note.session or "")
         n = self._door[-1].n + 1 if self._door else 1
-        clean = replace(note, text=scrub(note.text), event_id=scrub(note.event_id))
+        source, text, event_id = (storable(each) for each in (note.source, note.text, note.event_id))
+        clean = replace(note, source=source, text=text, event_id=event_id)
         self._door.append(DoorRow(n, self._clock(), None if kept is None else kept.record.head, clean))
         del self._door[: -self._door_notes_max]
 
@@ -626,7 +627,7 @@ def _as_stored(row: Row) -> Row:
 
 
 def _clean(value: Scalar) -> Scalar:
-    return scrub(value) if isinstance(value, str) and not isinstance(value, StrEnum) else value
+    return storable(value) if isinstance(value, str) and not isinstance(value, StrEnum) else value
 
 
 def _columns(attached: Attachment) -> Side:

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from enum import StrEnum
 
 from sayso.core.attachment import Blobs, digest_of
 from sayso.core.canonical import digest
@@ -84,6 +85,19 @@ SIDE_KEYS: dict[Table, tuple[str, ...]] = {
     Table.PARTICIPANT: ("principal",),
     Table.ATTACHMENT: ("attachment",),
 }
+
+
+class CommitPhase(StrEnum):
+    """Where a store over a database is when it calls `on_commit`."""
+
+    #: everything is in the transaction, nothing is stored. Raising here drops it: callers get CommitUnknown
+    BEFORE = "before_commit"
+    #: everything is stored, nobody knows. Raising here loses the acknowledgement: callers get CommitUnknown
+    AFTER = "after_commit"
+
+
+#: told the phase and the names of the bodies in the transaction, by whoever commits it
+OnCommit = Callable[[CommitPhase, tuple[str, ...]], None]
 
 
 class Steady:

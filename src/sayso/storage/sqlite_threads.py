@@ -14,11 +14,11 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from sayso.core.errors import CommitUnknown, StoreUnavailable
-from sayso.core.text import scrub
+from sayso.core.text import storable
+from sayso.storage.shape import CommitPhase, OnCommit
 from sayso.storage.statements import Body, Many, Sql, Value
 
 log = logging.getLogger(__name__)
@@ -31,18 +31,6 @@ READS_TOGETHER = 64
 #: how long a read that is done waits for the rest of its batch
 READ_WAIT_S = 0.001
 
-
-class CommitPhase(StrEnum):
-    """Where the writer is when it calls `on_commit`."""
-
-    #: everything is in the transaction, nothing is stored. Raising here drops it: callers get CommitUnknown
-    BEFORE = "before_commit"
-    #: everything is stored, nobody knows. Raising here loses the acknowledgement: callers get CommitUnknown
-    AFTER = "after_commit"
-
-
-#: told the phase and the names of the bodies in the batch, in the writer's thread
-OnCommit = Callable[[CommitPhase, tuple[str, ...]], None]
 
 _WHY = {
     sqlite3.SQLITE_BUSY: "another process holds its lock",
@@ -83,9 +71,12 @@ def perform(cursor: sqlite3.Cursor, body: Body[T], clock: Callable[[], int]) -> 
 
 def _execute(cursor: sqlite3.Cursor, text: str, params: Sequence[Value]) -> list[Any]:
     try:
-        return cursor.execute(text, params).fetchall()
-    except UnicodeEncodeError:  # a lone surrogate in a name from outside: stored, and looked up, as U+FFFD
-        return cursor.execute(text, [scrub(p) if isinstance(p, str) else p for p in params]).fetchall()
+        if not any(isinstance(value, str) and "\0" in value for value in params):
+            return cursor.execute(text, params).fetchall()
+    except UnicodeEncodeError:
+        pass
+    # a NUL or a lone surrogate in a name from outside: stored, and looked up, as U+FFFD
+    return cursor.execute(text, [storable(value) if isinstance(value, str) else value for value in params]).fetchall()
 
 
 class _Job(Generic[T]):

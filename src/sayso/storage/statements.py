@@ -513,7 +513,7 @@ def operations(session: str, states: Sequence[OperationState] | None) -> Body[li
         where o.session = ? and o.operation in (
             select operation from operation where session = ? and state in ({_places(wanted)})
         )
-        order by coalesce(c.seq, 0), length(o.operation), o.operation
+        order by coalesce(c.seq, 0), length(o.operation), o.operation /*postgres: collate "C"*/
         """,  # noqa: S608 - the columns are ours
         (session, session, *wanted),
     )
@@ -536,7 +536,7 @@ def refs(source: str, wanted: Sequence[Ref]) -> Body[list[RefRow]]:
         found = yield Sql(
             """
             select session, state, operation, seq from ref
-            where source = ? and kind = ? and value = ? order by session
+            where source = ? and kind = ? and value = ? order by session /*postgres: collate "C"*/
             """,
             (ref.source, ref.kind, ref.value),
         )

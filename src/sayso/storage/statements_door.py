@@ -15,7 +15,7 @@ from sayso.core.inputs import Input, InputKind, Lane
 from sayso.core.origin import Principal
 from sayso.core.rows import decode_input, encode_input
 from sayso.core.session import Others, SessionState
-from sayso.core.text import scrub
+from sayso.core.text import storable
 from sayso.storage import shape
 from sayso.storage.statements import NOW, Body, Sql, Value, standing, standings
 from sayso.storage.statements_files import consumed
@@ -151,7 +151,7 @@ def _known_content(entry: Entry, now: int) -> Body[_Known | None]:
         where source = ? and digest = ? and id_signed = 0 and until_ms > ? and not exists (
             select 1 from seen same where same.source = ? and same.event_id = ? and same.until_ms > ?
         )
-        order by received_at_ms, event_id limit 1
+        order by received_at_ms, event_id /*postgres: collate "C"*/ limit 1
         """,
         (entry.source, entry.digest, now, entry.source, entry.event_id, now),
     )
@@ -160,7 +160,7 @@ def _known_content(entry: Entry, now: int) -> Body[_Known | None]:
 
 def _again(entry: Entry, known: _Known, *, door_notes_max: int) -> Body[Put]:
     """Acknowledge what is known, and note it; nothing acts on it (A4, K27)."""
-    same_id, same_content = known.event_id == scrub(entry.event_id), known.digest == entry.digest
+    same_id, same_content = known.event_id == storable(entry.event_id), known.digest == entry.digest
     if same_id and not same_content and entry.strict:
         raise Misused(f"{entry.event_id} was used before with other content")
     about = entry.session if known.session is None else known.session
@@ -271,7 +271,7 @@ def fire() -> Body[Fired]:
     due = yield Sql(
         """
         select session, timer, next_at_ms from timer where next_at_ms <= ?
-        order by next_at_ms, session, timer limit ?
+        order by next_at_ms, session /*postgres: collate "C"*/, timer /*postgres: collate "C"*/ limit ?
         """,
         (now, shape.FIRED_MAX),
     )

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sayso.core.rows import Row
 from sayso.core.session import Token
 from sayso.runtime.ports import Finished, Model, ModelRequest, TextDelta
-from sayso.storage.sqlite_threads import CommitPhase
+from sayso.storage.shape import CommitPhase
 from sayso.storage.store import Store
 
 P = ParamSpec("P")

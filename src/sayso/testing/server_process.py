@@ -24,14 +24,16 @@ class ServerBroken(RuntimeError):
 class ServerProcess:
     """`sayso serve` on loopback, on a free port unless one is named. It can be killed and started again.
 
-    What it says on standard error is appended to `<database>.log` beside the store's file.
+    What it says on standard error is appended to `log`: `<database>.log` beside the store's file, unless one is named,
+    as it must be where `database` is a URL.
     """
 
     def __init__(
         self,
         target: str,
         *,
-        database: Path,
+        database: Path | str,
+        log: Path | None = None,
         environ: Mapping[str, str] | None = None,
         port: int = 0,
         python: Sequence[str] = (),
@@ -42,7 +44,7 @@ class ServerProcess:
         self._command += ["--port", str(port), "--database", str(database)]
         self._environ = {**os.environ, **(environ or {})}
         self._patience_s = patience_s
-        self.log = database.with_name(database.name + ".log")
+        self.log = Path(f"{database}.log") if log is None else log
         #: where it listens; another port after each start
         self.url = ""
         self._process: subprocess.Popen[bytes] | None = None
