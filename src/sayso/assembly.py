@@ -30,6 +30,7 @@ from sayso.journal.follow import Feeds
 from sayso.runtime.admission import Admission
 from sayso.runtime.commands import Commands
 from sayso.runtime.driver import Around, Persona
+from sayso.runtime.files import Files
 from sayso.runtime.identity import Identity
 from sayso.runtime.limits import Limits
 from sayso.runtime.numbered import Chosen, Line, lay_out, numbered
@@ -78,6 +79,7 @@ class App:
         self.worker = Worker(Around(store, clock, persona, limits, rules), feeds, node=ids.node())
         self.commands = Commands(store, feeds, self.worker, ids, limits, rules=rules)
         self.people = People(self.commands, store)
+        self.files = Files(self.commands, store)
         self.admission = Admission(_sources(agent, environ), store, self.worker, ids)
         self.identity = Identity(store, ids)
         self.feeds = feeds

@@ -535,6 +535,9 @@ async def test_the_description_names_every_call_and_loads_nothing(served: Served
         ("PATCH", "/v1/sessions/{session}"),
         ("GET", "/v1/sessions/{session}/queue"),
         ("DELETE", "/v1/sessions/{session}/queue/{n}"),
+        ("POST", "/v1/sessions/{session}/uploads"),
+        ("DELETE", "/v1/sessions/{session}/uploads/{upload}"),
+        ("GET", "/v1/sessions/{session}/attachments/{attachment}"),
         ("GET", "/v1/sessions/{session}/participants"),
         ("PUT", "/v1/sessions/{session}/participants/{person}"),
         ("DELETE", "/v1/sessions/{session}/participants/{person}"),
@@ -822,7 +825,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     max_leaves=12,
 )
 FIELDS = st.sampled_from(
-    ["text", "title", "as_of", "client_send_ids", "verdict", "digest", "reason", "steps", "principal"]
+    ["text", "title", "as_of", "client_send_ids", "verdict", "digest", "reason", "steps", "principal", "attachments"]
 )
 PLAUSIBLE = st.sampled_from(["yes", "no", "1.1", "0.0", "", "hello", [], [0], ["a"], 0, -1, True, None, 10**30])
 BODIES = VALUES | st.dictionaries(FIELDS, PLAUSIBLE | VALUES, max_size=5)

@@ -42,6 +42,7 @@ from tests.unit.core_examples import (
     any_text,
     bodies_saying,
     call,
+    file,
     heard,
     numbered,
     origin,
@@ -49,6 +50,7 @@ from tests.unit.core_examples import (
     row,
     told,
     typed,
+    with_files,
 )
 
 USER_ROLE, DATA, ASSISTANT, RESULT = MessageRole.USER, MessageRole.DATA, MessageRole.ASSISTANT, MessageRole.RESULT
@@ -429,6 +431,44 @@ def test_a_model_reply_without_words_has_the_label_of_what_was_in_view() -> None
     _, reply = shown(heard(InputKind.EVENT, RESTAURANT, "x"), ModelCalledBody(1, (call("a"),)))
 
     assert reply.label == OUTSIDER
+
+
+# --- files -------------------------------------------------------------------
+
+
+def test_an_inputs_file_is_told_as_data_after_the_words_it_came_with() -> None:
+    """Whoever sent it, its name and its bytes may be anybody's."""
+    words, first, second = shown(with_files(heard(InputKind.MESSAGE, ALICE, "see here", n=3)))
+
+    assert (words.role, words.text, words.label) == (USER_ROLE, "see here", USER)
+    assert (first.role, first.label) == (DATA, OUTSIDER)
+    match = LABEL.fullmatch(first.text)
+    assert match is not None
+    assert match.groups()[1:] == (
+        "user:alice",
+        "api token",
+        "outsider",
+        "file n3.1: ‹plan.png› (image/png, 8 bytes). Its content is not shown.",
+    )
+    assert [file.id for message in (words, first, second) for file in message.attachments] == ["n3.1", "n3.2"]
+
+
+def test_a_results_file_is_told_within_the_result() -> None:
+    body = ToolResultBody("draw", "draw", Outcome.OK, (read("drawn", tool="draw"),), attachments=(file("draw.f1"),))
+
+    *_, answer = shown(plans(call("draw")), body)
+
+    assert answer.role is RESULT
+    told_of = read("file draw.f1: ‹plan.png› (image/png, 8 bytes). Its content is not shown.", tool="draw")
+    assert answer.text == "\n".join(labelled(part, key="nonce.2") for part in (*body.parts, told_of))
+    assert answer.attachments == body.attachments
+
+
+@given(any_text)
+def test_no_name_of_a_file_leaves_its_label(name: str) -> None:
+    for message in shown(with_files(heard(InputKind.MESSAGE, ALICE, "see here"), name))[1:]:
+        assert LABEL.fullmatch(message.text)
+        assert not any(is_hidden(char) for char in message.text if char != "\n")
 
 
 def test_the_texts_in_view_are_kept_for_where_a_value_came_from_and_only_the_newest() -> None:

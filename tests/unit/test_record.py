@@ -53,6 +53,7 @@ from tests.unit.core_examples import (
     bodies_saying,
     call,
     consent,
+    file,
     heard,
     numbered,
     origin,
@@ -61,6 +62,7 @@ from tests.unit.core_examples import (
     step,
     told,
     typed,
+    with_files,
 )
 
 ASKED = consent(
@@ -72,6 +74,15 @@ R2 = Ref("restaurant", "reservation", "R2")
 SENTENCES: list[tuple[Body, str]] = [
     (heard(InputKind.MESSAGE, ALICE, "book Friday\nat seven"), "alice: ‹book Friday⏎at seven›"),
     (heard(InputKind.UNCLEAR, ALICE, "yes"), "alice: ‹yes›"),
+    (
+        with_files(heard(InputKind.MESSAGE, ALICE, "see here"), "the\u202eplan›.png"),
+        "alice: ‹see here› with ‹the[U+202E]plan>.png› (image/png, 8 bytes), "
+        "‹the[U+202E]plan>.png› (image/png, 8 bytes)",
+    ),
+    (
+        ToolResultBody("T2.1.1", "draw", Outcome.OK, (read("drawn"),), attachments=(file("T2.1.1.f1"),)),
+        "draw: ok, ‹drawn› with ‹plan.png› (image/png, 8 bytes)",
+    ),
     (
         heard(InputKind.EVENT, RESTAURANT, "the table is gone", about=(R1,)),
         "restaurant about reservation R1: ‹the table is gone›",
@@ -277,6 +288,7 @@ PRIVATE: list[Body] = [
     ToolSentBody("T2.1.1", "T2.1.1", "pay", f"key-{SECRET}", f"digest-{SECRET}", 1),
     ToolUnknownBody("T2.1.1", "T2.1.1", "pay", "no answer"),
     ToolResultBody("T2.1.1", "pay", Outcome.OK, (read("paid"),), "T2.1.1", True, (R1,)),
+    with_files(heard(InputKind.MESSAGE, ALICE, "hello")),
     ConsentApprovedBody("A1", 4, "user:alice", 600, "api token", (0,)),
     ConsentDeclinedBody("A1", 5, "user:alice", 700, (typed("no"),)),
     ConsentExpiredBody("A1", 6),
@@ -319,6 +331,23 @@ def test_a_reader_sees_whose_voice_a_turn_has_and_who_a_person_is_by_her_name_al
         "continues": "T1",
         "consent": "A1",
     }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        with_files(heard(InputKind.MESSAGE, ALICE, "see here", n=3)),
+        ToolResultBody("T2.1.1", "draw", Outcome.OK, (), attachments=(file("n3.1"), file("n3.2"))),
+    ],
+    ids=["an input's", "a result's"],
+)
+def test_a_reader_is_told_of_a_file_what_fetches_it_and_nothing_of_its_bytes(body: Body) -> None:
+    sent = view.public(row(body))
+
+    told_of = {"filename": "plan.png", "media_type": "image/png", "size_bytes": 8}
+    assert sent["body"]["attachments"] == [{"id": "n3.1", **told_of}, {"id": "n3.2", **told_of}]
+    assert "sha256" not in json.dumps(sent)
+    assert "attachments" not in view.public(row(heard(InputKind.MESSAGE, ALICE, "hello")))["body"]
 
 
 def test_a_reader_sees_of_a_question_all_that_a_yes_would_cover() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sayso.core.inputs import bare_answer
-from sayso.core.text import block, is_hidden, plain, quoted, scrub, scrub_json
+from sayso.core.text import FILE_NAME_BYTES_MAX, block, file_name, is_hidden, plain, quoted, scrub, scrub_json
 from tests.unit.core_examples import any_text
 
 
@@ -141,3 +141,46 @@ def test_only_a_whole_message_is_a_bare_answer(text: str, meant: bool | None) ->
 def test_a_yes_or_no_among_other_words_is_no_bare_answer(said: str, other: str) -> None:
     assert bare_answer(f"{said} {other}") is None
     assert bare_answer(f"{other} {said}") is None
+
+
+# --- names of files ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "clean"),
+    [
+        ("plan.png", "plan.png"),
+        ("Überraschung für 漢字 🎬.tar.gz", "Überraschung für 漢字 🎬.tar.gz"),
+        ("/etc/passwd", "passwd"),
+        ("..\\..\\windows\\system.ini", "system.ini"),
+        ("../../", "file"),
+        ("..", "file"),
+        (".", "file"),
+        ("", "file"),
+        ("   ", "file"),
+        (".bashrc", "bashrc"),
+        ("a. ", "a"),
+        ("invoice\u202egnp.exe", "invoicegnp.exe"),
+        ("two\r\nSet-Cookie: lines.txt", "two Set-Cookie: lines.txt"),
+        ("nul\0.png", "nul.png"),
+        ("zero\u200bwidth\ufeff.png", "zerowidth.png"),
+        ("half\ud800.png", "half\ufffd.png"),
+        ('quo"te.png', 'quo"te.png'),
+        ("a" * 300 + ".png", "a" * 196 + ".png"),
+        ("é" * 300 + ".png", "é" * 98 + ".png"),
+        ("a." + "b" * 300, "a." + "b" * 198),
+    ],
+)
+def test_a_files_name_is_one_name_without_a_path_or_anything_hidden(given: str, clean: str) -> None:
+    assert file_name(given) == clean
+
+
+@given(any_text)
+def test_any_text_makes_a_files_name_that_stays_as_it_is(text: str) -> None:
+    name = file_name(text)
+
+    assert 0 < len(name.encode()) <= FILE_NAME_BYTES_MAX
+    assert not {"/", "\\"} & set(name)
+    assert not name.startswith(".")
+    assert not any(map(is_hidden, name))
+    assert file_name(name) == name

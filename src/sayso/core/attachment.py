@@ -6,6 +6,7 @@ Bytes are stored once for each content, named by its digest, and counted: at no 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -28,6 +29,21 @@ class Attachment:
     size_bytes: int
     #: `sha256:<hex>` of the bytes
     digest: str
+
+
+#: of which nothing is known
+OCTETS = "application/octet-stream"
+_MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^_.+-]{0,63}")
+
+
+def media_type_of(text: str) -> str:
+    """Return the media type that a Content-Type names, in lower case and without parameters; `OCTETS` where it
+    names none.
+
+    Source: RFC 6838, section 4.2 (restricted names).
+    """
+    named = text.partition(";")[0].strip().lower()
+    return named if _MEDIA_TYPE.fullmatch(named) else OCTETS
 
 
 def digest_of(data: bytes) -> str:

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from sayso.core.attachment import Attachment
 from sayso.core.inputs import InputKind
-from sayso.core.labels import Label, Part, join
+from sayso.core.labels import OUTSIDER, Label, Part, join
 from sayso.core.origin import PrincipalKind
+from sayso.core.record import described
 from sayso.core.rows import (
     Called,
     ConsentDeclinedBody,
@@ -65,6 +67,8 @@ class Message:
     outcome: Outcome | None = None
     #: for data: whose words they are
     source: str = ""
+    #: files that the text describes; their bytes are not in it
+    attachments: tuple[Attachment, ...] = ()
 
 
 class Labelling(Protocol):
@@ -176,32 +180,44 @@ class Context:
                 return []
 
     def _input(self, row: Row, body: InputBody) -> list[Message]:
-        parts = body.input.parts
-        self.parts.extend(parts)
-        mine = body.input.principal.kind is PrincipalKind.USER and body.input.kind is InputKind.MESSAGE
-        return [self._person(row, part) if mine else self._data(row, part) for part in parts]
+        received = body.input
+        mine = received.principal.kind is PrincipalKind.USER and received.kind is InputKind.MESSAGE
+        said = [self._person(row, part) if mine else self._data(row, part) for part in received.parts]
+        files = [(_file(a, str(received.principal), received.verified), a) for a in received.attachments]
+        self.parts.extend([*received.parts, *(part for part, _ in files)])
+        return [*said, *(self._data(row, part, attachments=(attached,)) for part, attached in files)]
 
     def _person(self, row: Row, part: Part) -> Message:
         return Message(MessageRole.USER, part.text, part.label, row.seq, source=part.source)
 
-    def _data(self, row: Row, part: Part) -> Message:
-        return Message(MessageRole.DATA, self.wrap(part, key=row.commit_key), part.label, row.seq, source=part.source)
+    def _data(self, row: Row, part: Part, *, attachments: tuple[Attachment, ...] = ()) -> Message:
+        wrapped = self.wrap(part, key=row.commit_key)
+        return Message(MessageRole.DATA, wrapped, part.label, row.seq, source=part.source, attachments=attachments)
 
     def _told(self, row: Row, text: str) -> Message:
         return self._data(row, Part(text, "runtime", join(()), "runtime"))
 
     def _result(self, row: Row, body: ToolResultBody) -> Message:
-        self.parts.extend(body.parts)
-        label = join(part.label for part in body.parts)
+        files = body.attachments
+        parts = (*body.parts, *(_file(attached, f"tool:{body.tool}", "tool contract") for attached in files))
+        self.parts.extend(parts)
+        label = join(part.label for part in parts)
         fixed = self._fixed.pop(body.call, None)
+        role, call = MessageRole.RESULT, body.call
         if fixed is not None:
-            text = f"{body.tool}, run by the runtime with a person's consent: {body.outcome}. {_text(body.parts)}"
+            role, call = MessageRole.DATA, ""
+            text = f"{body.tool}, run by the runtime with a person's consent: {body.outcome}. {_text(parts)}"
             wrapped = _by_runtime(text, source=f"tool:{body.tool}", label=label, key=row.commit_key)
-            return Message(MessageRole.DATA, wrapped, label, row.seq, tool=body.tool, outcome=body.outcome)
-        wrapped = "\n".join(self.wrap(part, key=row.commit_key) for part in body.parts)
+        else:
+            wrapped = "\n".join(self.wrap(part, key=row.commit_key) for part in parts)
         return Message(
-            MessageRole.RESULT, wrapped, label, row.seq, call=body.call, tool=body.tool, outcome=body.outcome
+            role, wrapped, label, row.seq, call=call, tool=body.tool, outcome=body.outcome, attachments=files
         )
+
+
+def _file(attached: Attachment, source: str, verified: str) -> Part:
+    """Return what is told of a file in the place of its bytes. Whoever sent it, its name may be anybody's."""
+    return Part(f"file {attached.id}: {described(attached)}. Its content is not shown.", source, OUTSIDER, verified)
 
 
 def _text(parts: Sequence[Part]) -> str:

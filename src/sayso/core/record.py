@@ -6,6 +6,7 @@ entry can be made to look like another.
 
 from __future__ import annotations
 
+from sayso.core.attachment import Attachment
 from sayso.core.canonical import canonical
 from sayso.core.inputs import Input, InputKind, Keep, SettingsChange
 from sayso.core.labels import Part
@@ -64,12 +65,22 @@ def _refs(refs: tuple[Ref, ...]) -> str:
     return ", ".join(plain(str(ref), chars_max=80) for ref in refs)
 
 
+def described(attached: Attachment) -> str:
+    """Return what is said of a file: its name between marks, what it is, how long it is."""
+    what = plain(attached.media_type, chars_max=80)
+    return f"{quoted(attached.filename, chars_max=80)} ({what}, {attached.size_bytes} bytes)"
+
+
+def _with(attachments: tuple[Attachment, ...]) -> str:
+    return f" with {', '.join(map(described, attachments))}" if attachments else ""
+
+
 def heard(received: Input, event_id: str) -> str:
     """Return the sentence of an input."""
     who = received.principal.id
     match received.kind:
         case InputKind.MESSAGE | InputKind.UNCLEAR:
-            return f"{who}: {words(received.parts)}"
+            return f"{who}: {words(received.parts)}{_with(received.attachments)}"
         case InputKind.EVENT | InputKind.NOTICE:
             about = f" about {_refs(received.about)}" if received.about else ""
             return f"{who}{about}: {words(received.parts)}"
@@ -114,7 +125,7 @@ def _turn_start(row: Row, body: TurnStartBody) -> str:
 def _result(body: ToolResultBody) -> str:
     made = f"; made {_refs(body.made)}" if body.made else ""
     if body.outcome in (Outcome.OK, Outcome.FAILED):
-        return f"{body.tool}: {body.outcome}, {words(body.parts)}{made}"
+        return f"{body.tool}: {body.outcome}, {words(body.parts)}{_with(body.attachments)}{made}"
     by_runtime = words(body.parts)[1:-1]
     if body.outcome is Outcome.WAITING:
         return f"{body.tool}: {by_runtime}"

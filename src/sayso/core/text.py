@@ -69,6 +69,25 @@ def is_hidden(char: str) -> bool:
     return unicodedata.category(char) in _UNSEEN or any(first <= ord(char) <= last for first, last in _IGNORABLE)
 
 
+#: bytes of a file's name, its ending included; what file systems take, and more than anybody reads
+FILE_NAME_BYTES_MAX = 200
+_ENDING_CHARS_MAX = 16
+
+
+def file_name(text: str) -> str:
+    """Return `text` as the name of a file: on one line, nothing hidden, no path, no dot in front, cut with its ending
+    kept. `file` if nothing is left."""
+    last = re.split(r"[/\\]", scrub(text))[-1]
+    seen = " ".join("".join(" " if c.isspace() else "" if is_hidden(c) else c for c in last).split())
+    name = seen.strip(". ") or "file"
+    if len(name.encode()) <= FILE_NAME_BYTES_MAX:
+        return name
+    stem, dot, ending = name.rpartition(".")
+    tail = f".{ending}" if dot and len(ending) <= _ENDING_CHARS_MAX else ""
+    left = FILE_NAME_BYTES_MAX - len(tail.encode())
+    return (stem if tail else name).encode()[:left].decode("utf-8", "ignore").rstrip(". ") + tail
+
+
 def plain(text: str, *, chars_max: int) -> str:
     """Return `text` on one line with hidden characters shown, cut with a count of what is left out.
 

@@ -111,13 +111,29 @@ class Seat:
 
 
 class Commands:
-    """The calls of the HTTP API, the client and the CLI. `runtime/people.py` has those about who takes part."""
+    """The calls of the HTTP API, the client and the CLI. `runtime/people.py` has those about who takes part,
+    `runtime/files.py` those about files."""
 
     def __init__(
         self, store: Store, feeds: Feeds, owners: Owners, ids: Ids, limits: Limits, *, rules: Rules = RULES
     ) -> None:
         self._store, self._feeds, self._owners = store, feeds, owners
         self._ids, self._limits, self._rules = ids, limits, rules
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of what a caller may ask."""
+        return self._limits
+
+    @property
+    def ids(self) -> Ids:
+        """Names that nobody else has."""
+        return self._ids
+
+    @property
+    def feeds(self) -> Feeds:
+        """What is published here."""
+        return self._feeds
 
     # sessions
 
@@ -243,18 +259,25 @@ class Commands:
         idempotency_key: str | None = None,
         as_of: Position | None = None,
         client_send_ids: tuple[str, ...] = (),
+        attachments: tuple[str, ...] = (),
     ) -> Put:
         """Store the caller's message. Two equal messages are two, unless they share an idempotency key (A5).
 
+        `attachments` are ids of uploads; the message takes them with it, each once (K29).
+
         Raises:
-            NotFound, Forbidden, Misused: see `may_post` and `Store.put`.
+            NotFound, Forbidden, Misused, NoUpload: see `may_post` and `Store.put`.
             InboxFull: as many of her messages wait as may; another person's don't count.
             CrossUser, SessionClosed: see `Store.put`.
-            Invalid: no text, or too much of it.
+            Invalid: neither text nor a file, or too much of them.
         """
         await self.may_post(by, session)
-        if not text.strip():
+        if not text.strip() and not attachments:
             raise Invalid("text is empty")
+        if len(attachments) > self._limits.attachments:
+            raise Invalid(f"there are more than {self._limits.attachments} attachments")
+        if len(set(attachments)) < len(attachments):
+            raise Invalid("an upload is named twice")
         if len(text.encode("utf-8", "replace")) > self._limits.message_bytes:
             raise Invalid(f"text is longer than {self._limits.message_bytes} bytes")
         words = scrub(text)
@@ -262,13 +285,21 @@ class Commands:
             InputKind.MESSAGE,
             by.principal,
             by.verified,
-            parts=(Part(words, str(by.principal), USER, by.verified),),
+            parts=(Part(words, str(by.principal), USER, by.verified),) if text.strip() else (),
             client_send_ids=client_send_ids,
         )
         content = {"text": words, "client_send_ids": list(client_send_ids)}
+        content |= {"attachments": list(attachments)} if attachments else {}
         most = self._limits.waiting_messages
         return await self._put(
-            by, session, received, content, idempotency_key=idempotency_key, as_of=as_of, waiting_max=most
+            by,
+            session,
+            received,
+            content,
+            idempotency_key=idempotency_key,
+            as_of=as_of,
+            waiting_max=most,
+            uploads=attachments,
         )
 
     async def answer(
@@ -338,6 +369,7 @@ class Commands:
         idempotency_key: str | None,
         waiting_max: int | None = None,
         as_of: Position | None = None,
+        uploads: tuple[str, ...] = (),
     ) -> Put:
         entry = Entry(
             session=session,
@@ -349,6 +381,7 @@ class Commands:
             strict=True,
             as_of=as_of,
             waiting_max=waiting_max,
+            uploads=uploads,
         )
         put = await self._store.put(entry)
         if put.outcome is PutOutcome.STORED:

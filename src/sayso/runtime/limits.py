@@ -45,5 +45,15 @@ class Limits:
     waiting_requests: int = 100
     #: people who take part in a session beside its owner
     participants: int = 50
+    #: files of one message
+    attachments: int = 16
+    #: one file sent ahead of its message
+    upload_bytes: int = 20 * 1024 * 1024
+    #: how long it waits for that message
+    upload_ms: int = 3_600_000
+    #: files of one person that wait in one session
+    uploads_staged: int = 32
+    #: their bytes together
+    uploads_staged_bytes: int = 100 * 1024 * 1024
     #: rows of one history page
     history_rows: int = 500

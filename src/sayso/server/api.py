@@ -13,6 +13,7 @@ from starlette.types import Message, Receive
 from sayso.core.inputs import Answer, Keep, SettingsChange
 from sayso.core.session import Others, Position, SessionRole
 from sayso.runtime.commands import Commands
+from sayso.runtime.files import Files
 from sayso.runtime.identity import Identity
 from sayso.runtime.people import Asked, People
 from sayso.server import wire
@@ -36,8 +37,9 @@ InboxPlace = Annotated[int, Path(ge=1, lt=10**18, description="Its place in the 
 class Api:
     """The endpoints. Their texts are what OpenAPI says of them."""
 
-    def __init__(self, commands: Commands, store: Store) -> None:
+    def __init__(self, commands: Commands, store: Store, files: Files) -> None:
         self._commands, self._people, self._store = commands, People(commands, store), store
+        self._files = files
 
     async def open_session(self, by: By, wanted: wire.OpenSession | None = None) -> wire.SessionView:
         """Open a session. It belongs to the caller."""
@@ -67,8 +69,13 @@ class Api:
             idempotency_key=idempotency_key,
             as_of=None if wanted.as_of is None else Position.parse(wanted.as_of),
             client_send_ids=tuple(wanted.client_send_ids),
+            attachments=tuple(wanted.attachments),
         )
         return wire.input_stored(put)
+
+    async def delete_upload(self, by: By, session: str, upload: str) -> None:
+        """Drop an upload of the caller's that no message has taken."""
+        await self._files.discard(by, session, upload)
 
     async def change_session(
         self,

@@ -17,10 +17,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sayso.runtime.admission import Admission
 from sayso.runtime.commands import Commands
+from sayso.runtime.files import Files
 from sayso.runtime.identity import Identity
 from sayso.server import openapi, wire
 from sayso.server.api import Api, Call, guarded
 from sayso.server.body import HangUp
+from sayso.server.files import Downloads, Uploads
 from sayso.server.hooks import Hooks
 from sayso.server.stream import PING_S, Streams
 from sayso.storage.store import Store
@@ -37,10 +39,15 @@ def create_app(
     streams don't by themselves.
     """
     streams = Streams(commands, identity, ping_s=ping_s)
-    return Application(routes(Api(commands, store), Hooks(admission), streams, identity), streams)
+    files = Files(commands, store)
+    uploads, downloads = Uploads(commands, files, identity), Downloads(files, identity)
+    api = Api(commands, store, files)
+    return Application(routes(api, Hooks(admission), streams, uploads, downloads, identity), streams)
 
 
-def routes(api: Api, hooks: Hooks, streams: Streams, identity: Identity) -> list[BaseRoute]:
+def routes(
+    api: Api, hooks: Hooks, streams: Streams, uploads: Uploads, downloads: Downloads, identity: Identity
+) -> list[BaseRoute]:
     """Return every route."""
     call = guarded(identity)
     session = "/v1/sessions/{session}"
@@ -54,6 +61,9 @@ def routes(api: Api, hooks: Hooks, streams: Streams, identity: Identity) -> list
         call(session, api.change_session, methods=["PATCH"], responses=wire.NOT_DONE),
         call(f"{session}/queue", api.get_queue),
         call(f"{session}/queue/{{n}}", api.retract_input, methods=["DELETE"], responses=wire.NOT_DONE),
+        Route(f"{session}/uploads", uploads),
+        call(f"{session}/uploads/{{upload}}", api.delete_upload, methods=["DELETE"], status_code=204),
+        Route(f"{session}/attachments/{{attachment}}", downloads),
         call(f"{session}/participants", api.list_participants),
         call(participant, api.put_participant, methods=["PUT"], responses=wire.NOT_DONE),
         call(participant, api.delete_participant, methods=["DELETE"], responses=wire.NOT_DONE),

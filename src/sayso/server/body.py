@@ -31,6 +31,10 @@ class NotJson(Refused):
     """The body does not say that it is JSON."""
 
 
+class Form(Refused):
+    """The body is a form; what is wanted is the file itself."""
+
+
 class CutShort(Refused):
     """The client went away before its body had arrived. Nobody is there to be told."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sayso.server.wire import PROBLEM_TYPE, Problem
+from sayso.server.wire import PROBLEM_TYPE, Problem, UploadStored
 
 Json = dict[str, Any]
 
@@ -57,12 +57,69 @@ _STREAM: Json = {
 }
 
 
+_BYTES: Json = {"*/*": {"schema": {"type": "string", "format": "binary"}}}
+_SESSION: Json = {"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}
+
+_UPLOADS: Json = {
+    "post": {
+        "operationId": "upload_file",
+        "summary": "Upload File",
+        "description": "Send a file ahead of the message that will name it. The body is the file, and Content-Type "
+        "says what it is. It waits under an id that nobody else is told, and is dropped after a while.",
+        "security": [{"token": []}],
+        "parameters": [
+            _SESSION,
+            {
+                "name": "filename",
+                "in": "query",
+                "schema": {"type": "string"},
+                "description": "What it is called; left out, Content-Disposition may say it.",
+            },
+            {"name": "Content-Disposition", "in": "header", "schema": {"type": "string"}},
+        ],
+        "requestBody": {"required": True, "content": _BYTES},
+        "responses": {
+            "201": {
+                "description": "It waits.",
+                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/UploadStored"}}},
+            },
+            "default": _REFUSED,
+        },
+    }
+}
+
+_ATTACHMENT: Json = {
+    "get": {
+        "operationId": "get_attachment",
+        "summary": "Get Attachment",
+        "description": "Return a file that a row of the session shows; of an input that waits, to its sender alone.",
+        "security": [{"token": []}],
+        "parameters": [
+            _SESSION,
+            {"name": "attachment", "in": "path", "required": True, "schema": {"type": "string"}, "example": "n7.1"},
+            {"name": "If-None-Match", "in": "header", "schema": {"type": "string"}},
+        ],
+        "responses": {
+            "200": {"description": "The file, in its own type.", "content": _BYTES},
+            "304": {"description": "It is as the client has it: a file never changes."},
+            "default": _REFUSED,
+        },
+    }
+}
+
+
 def completed(schema: Json) -> Json:
     """Return the framework's description with what it can't know: our problems, and the routes that aren't its."""
     paths = {path: _refusing(item) for path, item in schema["paths"].items()}
-    paths |= {"/v1/hooks/{source}": _HOOK, "/v1/sessions/{session}/stream": _STREAM}
+    paths |= {
+        "/v1/hooks/{source}": _HOOK,
+        "/v1/sessions/{session}/stream": _STREAM,
+        "/v1/sessions/{session}/uploads": _UPLOADS,
+        "/v1/sessions/{session}/attachments/{attachment}": _ATTACHMENT,
+    }
     problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
-    ours = {**problem.pop("$defs"), "Problem": problem}
+    stored = UploadStored.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
+    ours = {**problem.pop("$defs"), "Problem": problem, "UploadStored": stored}
     theirs = {"HTTPValidationError", "ValidationError"}
     components = schema["components"]
     schemas = {name: shape for name, shape in components["schemas"].items() if name not in theirs} | ours

@@ -30,8 +30,9 @@ from sayso.core.session import Position, SessionRecord
 from sayso.core.text import plain
 from sayso.journal.append import JournalStatus
 from sayso.runtime.commands import Dispute, History
+from sayso.runtime.files import Staged
 from sayso.runtime.people import Participant, Queue
-from sayso.server.body import CutShort, Encoded, NotJson, TooLarge, TooSlow
+from sayso.server.body import CutShort, Encoded, Form, NotJson, TooLarge, TooSlow
 from sayso.storage.store import DoorRow, Put, PutOutcome
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ def _utf8(text: str) -> str:
 Words = Annotated[str, AfterValidator(_utf8)]
 
 CLIENT_SEND_IDS_MAX = 16
+#: what one request may name at most; `limits.attachments` says what one message may have
+ATTACHMENTS_MAX = 100
 STEPS_MAX = 1_000
 
 
@@ -80,6 +83,9 @@ class PostInput(Wanted):
     )
     client_send_ids: list[Name] = Field(
         default=[], max_length=CLIENT_SEND_IDS_MAX, description="Ids of the client's own, returned in the input's row."
+    )
+    attachments: list[Name] = Field(
+        default=[], max_length=ATTACHMENTS_MAX, description="Ids of uploads; the message takes each with it, once."
     )
 
 
@@ -161,6 +167,16 @@ class InputStored(Shown):
     outcome: Literal["stored", "duplicate"]
     input: int | None = Field(description="Its place in the session's inbox.")
     received_at_ms: int
+
+
+class UploadStored(Shown):
+    """The file waits for a message that names it."""
+
+    upload: str = Field(description="Unguessable: whoever takes part in the session and knows it may name it, once.")
+    filename: str
+    media_type: str
+    size_bytes: int
+    until_ms: int = Field(description="It is dropped then.")
 
 
 class RowView(Shown):
@@ -387,6 +403,18 @@ def input_stored(put: Put) -> InputStored:
     return InputStored(outcome=outcome, input=put.n, received_at_ms=put.received_at_ms)
 
 
+def upload_stored(staged: Staged) -> UploadStored:
+    """Return what the sender of a file is told."""
+    upload = staged.upload
+    return UploadStored(
+        upload=upload.id,
+        filename=upload.filename,
+        media_type=upload.media_type,
+        size_bytes=staged.size_bytes,
+        until_ms=staged.until_ms,
+    )
+
+
 def settled(n: int | None, row: Row | None) -> Settled:
     """Return what became of something that was asked of a session."""
     return Settled(input=n, settled=None if row is None else row_view(row))
@@ -541,6 +569,7 @@ TABLE: Mapping[type[errors.SaysoError], Verdict] = {
     errors.AnswerRefused: Verdict(409, "answer-refused", "The answer isn't one to this question"),
     TooLarge: Verdict(413, "too-large", "The body is too large"),
     Encoded: Verdict(415, "wrong-type", "The body comes in a form that isn't taken here"),
+    Form: Verdict(415, "wrong-type", "The body comes in a form that isn't taken here"),
     NotJson: Verdict(415, "wrong-type", "The body comes in a form that isn't taken here"),
     errors.Invalid: Verdict(422, "invalid", "The request doesn't say something that can be acted on"),
     errors.Misused: Verdict(
@@ -549,6 +578,8 @@ TABLE: Mapping[type[errors.SaysoError], Verdict] = {
         "An idempotency key came again with other content",
         "Nothing was stored. Another message needs another Idempotency-Key.",
     ),
+    errors.NoUpload: Verdict(422, "no-upload", "An upload that the message names isn't there"),
+    errors.UploadsFull: Verdict(429, "uploads-full", "Too many uploads wait for a message", headers=_later(60)),
     errors.InboxFull: Verdict(429, "inbox-full", "Too many inputs wait already", headers=_later(5)),
     errors.Busy: Verdict(
         503, "busy", "Not now", "Nothing happened. The same request may succeed later.", headers=_later(2)
