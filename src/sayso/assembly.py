@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from sayso.adapters.functions import FunctionTools
 from sayso.adapters.logs import JsonFormatter
+from sayso.adapters.rescue import RescueFile
 from sayso.adapters.sources import FunctionSource
 from sayso.adapters.system import StoreClock, SystemClock, SystemIds
 from sayso.agent import Agent
@@ -35,7 +36,7 @@ from sayso.runtime.identity import Identity
 from sayso.runtime.limits import Limits
 from sayso.runtime.numbered import Chosen, Line, lay_out, numbered
 from sayso.runtime.people import People
-from sayso.runtime.ports import Clock, Ids, Model
+from sayso.runtime.ports import Clock, Ids, Model, NoRescue, Rescue
 from sayso.runtime.rules import RULES, Rules
 from sayso.runtime.worker import Worker
 from sayso.server.app import Application, Server, create_app
@@ -66,8 +67,10 @@ class App:
         limits: Limits | None = None,
         rules: Rules = RULES,
         environ: Mapping[str, str] = os.environ,
+        rescue: Rescue | None = None,
     ) -> None:
-        """Assemble; nothing runs yet, and the store is used as it is, never closed.
+        """Assemble; nothing runs yet, and the store is used as it is, never closed. `rescue` keeps what tools
+        answered where the store can't at shutdown (K9); without one it is found out again.
 
         Raises:
             Unusable: the agent's model can't be had, or a secret that its sources name is missing.
@@ -76,7 +79,7 @@ class App:
         clock, ids, limits = clock or StoreClock(store.now_ms), ids or SystemIds(), limits or Limits()
         persona = Persona(agent.name, agent.instructions, _model(agent.model), FunctionTools(agent.tools))
         feeds = Feeds()
-        self.worker = Worker(Around(store, clock, persona, limits, rules), feeds, node=ids.node())
+        self.worker = Worker(Around(store, clock, persona, limits, rules, rescue or NoRescue()), feeds, node=ids.node())
         self.commands = Commands(store, feeds, self.worker, ids, limits, rules=rules)
         self.people = People(self.commands, store)
         self.files = Files(self.commands, store)
@@ -172,10 +175,17 @@ async def serve_forever(target: str, *, host: str | None, port: int | None, data
     _set_up_logging(chosen)
     agent = load_agent(target)
     async with open_store(chosen.database, exclusive=True) as store:
-        app = App(agent, store=store, limits=chosen.limits)
+        app = App(agent, store=store, limits=chosen.limits, rescue=RescueFile(_rescue_file(chosen)))
         async with app.running():
             await _serve(Server(app.asgi, host=chosen.host, port=chosen.port))
     log.info("stopped", extra={"database": shown(chosen.database)})
+
+
+def _rescue_file(chosen: Settings) -> Path:
+    """Return where answers are kept that the store did not take: as set, else beside the database's file."""
+    if chosen.rescue_file:
+        return Path(chosen.rescue_file)
+    return Path("sayso.rescue" if chosen.database.startswith(SERVER) else f"{chosen.database}.rescue")
 
 
 async def _serve(server: Server) -> None:

@@ -60,6 +60,9 @@ class Settings(BaseSettings):
 
     #: path of a SQLite file, or URL of a PostgreSQL database, which may hold a password
     database: Annotated[str, Field(repr=False)] = "sayso.db"
+    #: where answers of tools are kept that the store could not take at shutdown; empty: beside the database's file,
+    #: or `sayso.rescue` here for a database with a URL
+    rescue_file: str = ""
     #: loopback unless an operator decides otherwise
     host: str = "127.0.0.1"
     #: 0: any free one

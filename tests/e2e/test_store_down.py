@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from sayso.assembly import create_token
+from sayso.assembly import create_token, read_log
 from sayso.demo.http_stage import HttpStage, demo_environ
 from sayso.testing.server_process import ServerProcess
 from sayso.testing.world_server import WorldClient, start_world
@@ -73,4 +73,51 @@ async def test_a_store_that_is_locked_for_a_while_in_mid_turn(tmp_path: Path) ->
     assert states == ["retrying", "healthy"]
     kinds = [name for name, _ in seen if name not in ("status", "delta")]
     assert kinds[-1] == "turn.end"
+    assert "Traceback" not in server.said()
+
+
+@pytest.mark.rule("K9")
+async def test_a_process_that_ends_while_the_store_is_locked_loses_no_answer_of_a_tool(tmp_path: Path) -> None:
+    """The restaurant said yes, the store could not take it, and the operator stopped the process. At the next start
+    the answer is offered to its operation: the restaurant is not asked again, by its key or otherwise."""
+    database = tmp_path / "sayso.db"
+    token = await create_token(str(database), "user:alice", label="test", days=1)
+    with start_world() as world_url:
+        environ = demo_environ(world_url) | {"SAYSO_LIMITS__DRAIN_MS": "500"}
+        server = ServerProcess("sayso.demo.concierge:agent", database=database, environ=environ)
+        server.start()
+        async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http, WorldClient(world_url) as world:
+            stage = HttpStage(http, {"alice": token}, world)
+            await stage.open()
+            seen: list[tuple[str, str]] = []
+            following = asyncio.create_task(events(http, stage.session, token, until="farewell", seen=seen))
+            await world.restaurant.hold()
+            await stage.post("alice", "Book Friday at seven for four")
+            await world.restaurant.until_held()
+            other = sqlite3.connect(database, isolation_level=None)
+            other.execute("begin immediate")
+            await world.restaurant.release()
+            async with asyncio.timeout(30):
+                while not any(name == "status" for name, _ in seen):  # noqa: ASYNC110 - what a reader sees
+                    await asyncio.sleep(0.05)
+            code = await asyncio.to_thread(server.stop)
+            await following
+        rescued = (tmp_path / "sayso.db.rescue").read_text("utf-8")
+        other.execute("rollback")
+        other.close()
+
+        with server:
+            async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http, WorldClient(world_url) as world:
+                after = HttpStage(http, {"alice": token}, world)
+                after.session = stage.session
+                await after.rest()
+                books, lines = await after.books(), await world.lines()
+        assert not (tmp_path / "sayso.db.rescue").exists()
+
+    assert code == 0
+    assert "reserve_table" in rescued
+    assert sorted(books["tables"]) == ["R1"]
+    assert len([line for line in lines if line.startswith("restaurant")]) == 1
+    log = "\n".join(await read_log(str(database), stage.session))
+    assert "reserve_table: ok" in log
     assert "Traceback" not in server.said()

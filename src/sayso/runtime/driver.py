@@ -47,7 +47,17 @@ from sayso.runtime.inbox import Inbox
 from sayso.runtime.limits import Limits
 from sayso.runtime.loaded import Loaded
 from sayso.runtime.operations import Attempt, Came, attempt, look_up
-from sayso.runtime.ports import Call, Clock, Finished, Model, ModelFault, ModelRequest, Tools
+from sayso.runtime.ports import (
+    Call,
+    Clock,
+    Evidence,
+    Finished,
+    Model,
+    ModelFault,
+    ModelRequest,
+    Rescue,
+    Tools,
+)
 from sayso.runtime.rules import Rules
 from sayso.storage.store import Claimed, Released, Store
 
@@ -73,6 +83,7 @@ class Around:
     persona: Persona
     limits: Limits
     rules: Rules
+    rescue: Rescue
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +136,8 @@ class Driver:
         #: what may begin once everything staged is durable
         self._waiting: list[Work] = []
         self._staged = False
+        #: answers of operations whose result is not known to be durable, with the tool that gave each
+        self._heard: dict[str, tuple[str, Attempt]] = {}
         #: how many inputs wait, as those who listen were told
         self._waiting_shown = 0
         self._hinted = True
@@ -209,11 +222,24 @@ class Driver:
             self._journal.show("queue", {"session": self._loaded.id, "waiting": waiting})
 
     async def _abandon(self) -> None:
-        """Drop what is out. Its operations stay `sent` in the store, for the successor to settle (D5)."""
+        """Drop what is out. Its operations stay `sent` in the store, for the successor to settle (D5); the answers
+        that came and are not stored are kept for it (K9)."""
         self._waiting.clear()
         for task in self._out:
             task.cancel()
         await asyncio.gather(*self._out, return_exceptions=True)
+        while not self._happenings.empty():
+            self._note_heard(self._happenings.get_nowait())
+        if self._heard:
+            self._around.rescue.keep([_evidence(self._loaded.id, tool, came) for tool, came in self._heard.values()])
+
+    def _note_heard(self, happening: Happening) -> None:
+        turn = self._loaded.turn
+        if turn is None or not isinstance(happening, Attempt) or happening.came not in (Came.OK, Came.FAILED):
+            return
+        called = next((p.called for p in turn.plan if p.called.call == happening.call), None)
+        if called is not None and called.is_operation:
+            self._heard[happening.call] = (called.tool, happening)
 
     # turns
 
@@ -339,11 +365,19 @@ class Driver:
             except Unresolved:
                 await self._stand_still()
             self._loaded.forget_settled()
+            self._forget_heard()
         begin, self._waiting = self._waiting, []
         for work in begin:
             task = self._spawn(self._reported(work))
             self._out.add(task)
             task.add_done_callback(self._out.discard)
+
+    def _forget_heard(self) -> None:
+        """All that was staged is durable, results too: an answer that was kept for one of them is needed no more."""
+        self._heard.clear()
+        for one in self._around.rescue.of(self._loaded.id):
+            if not self._is_open_ref(one.operation):
+                self._around.rescue.drop(one.session, one.operation)
 
     # the store does not follow
 
@@ -359,6 +393,7 @@ class Driver:
         while self._journal.state is JournalState.RETRYING:
             happening = await self._next_or_due()
             if isinstance(happening, Attempt) and happening.came in (Came.OK, Came.FAILED):
+                self._note_heard(happening)
                 self._attempted(happening)
                 self._end_what_began()
             elif happening is not None:
@@ -473,8 +508,13 @@ class Driver:
         self._happenings.put_nowait(came)
 
     def _settle(self, call: Called, attempts: int, *, looked_up: bool = False) -> None:
-        """Find out what became of an unknown operation: ask the other side, send again with the same key, or
-        tell a person (D5)."""
+        """Find out what became of an unknown operation: from an answer that was rescued (K9), or else ask the other
+        side, send again with the same key, or tell a person (D5)."""
+        rescued = next((one for one in self._around.rescue.of(self._loaded.id) if one.operation == call.call), None)
+        if rescued is not None:
+            came = Attempt(call.call, Came.OK if rescued.happened else Came.FAILED, rescued.text, rescued.made)
+            self._take(came)
+            return
         contract = self._around.persona.tools.contracts.get(call.tool)
         most = self._around.limits.attempts_per_operation
         has_lookup = contract is not None and contract.has_lookup and not looked_up
@@ -530,6 +570,7 @@ class Driver:
             case Broken(error):
                 raise error
             case Attempt() as came:
+                self._note_heard(came)
                 self._attempted(came)
 
     def _attempted(self, ended: Attempt) -> None:
@@ -549,3 +590,7 @@ class Driver:
                 self._settle(called, planned.attempts, looked_up=True)
             case Came.ABSENT:
                 self._stage([compose.result(ended, called, turn, contract.returns)])
+
+
+def _evidence(session: str, tool: str, came: Attempt) -> Evidence:
+    return Evidence(session, came.call, tool, came.came is Came.OK, came.text, came.made)

@@ -242,6 +242,49 @@ class Absent(Exception):
     """What a lookup raises to say: no operation with this key ever happened there."""
 
 
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """An operation's answer that the store did not take before the process ended (K9)."""
+
+    session: str
+    operation: str
+    tool: str
+    #: the other side said yes; else it said no
+    happened: bool
+    text: str
+    made: tuple[Ref, ...] = ()
+
+
+class Rescue(Protocol):
+    """Where answers wait that the store did not take."""
+
+    def keep(self, evidence: Sequence[Evidence]) -> None:
+        """Keep answers; they survive the process when this returns. Never raises: the process is ending."""
+        ...
+
+    def of(self, session: str) -> Sequence[Evidence]:
+        """Return what is kept for a session's operations."""
+        ...
+
+    def drop(self, session: str, operation: str) -> None:
+        """Forget an answer: it is stored now, or its operation was settled otherwise."""
+        ...
+
+
+class NoRescue:
+    """Nothing is kept: after a restart such an operation is looked up, sent again by its key, or told (D5)."""
+
+    def keep(self, evidence: Sequence[Evidence]) -> None:
+        """Keep nothing."""
+
+    def of(self, session: str) -> Sequence[Evidence]:
+        """Return nothing."""
+        return ()
+
+    def drop(self, session: str, operation: str) -> None:
+        """Do nothing."""
+
+
 class Tools(Protocol):
     """The tools of an agent."""
 
