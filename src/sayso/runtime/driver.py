@@ -295,14 +295,16 @@ class Driver:
 
     async def _go_on(self) -> None:
         """Perform what is due until only what is out is waited for."""
-        while (turn := self._loaded.turn) is not None:
-            effects = due(turn)
-            if not effects and turn.phase is Phase.BOUNDARY and not self._stopping:
-                self._loaded.turn, effects = advance(turn, Proceed())
-            if not effects:
-                break
-            await self._perform(turn, effects[0])
-        await self._flush()
+        stood_still = True
+        while stood_still:  # what was due then may not be what is due now
+            while (turn := self._loaded.turn) is not None:
+                effects = due(turn)
+                if not effects and turn.phase is Phase.BOUNDARY and not self._stopping:
+                    self._loaded.turn, effects = advance(turn, Proceed())
+                if not effects:
+                    break
+                await self._perform(turn, effects[0])
+            stood_still = await self._flush()
 
     async def _perform(self, turn: Turn, effect: Due) -> None:
         match effect:
@@ -356,13 +358,16 @@ class Driver:
             self._loaded.take(self._journal.stage(draft))
             self._staged = True
 
-    async def _flush(self) -> None:
-        """Make what is staged durable; then begin what waited for that."""
+    async def _flush(self) -> bool:
+        """Make what is staged durable; then begin what waited for that. Return whether the store did not follow
+        for a while, and so what is due may have changed."""
+        stood_still = False
         if self._staged:
             self._staged = False
             try:
                 await self._journal.accept().durable()
             except Unresolved:
+                stood_still = True
                 await self._stand_still()
             self._loaded.forget_settled()
             self._forget_heard()
@@ -371,6 +376,7 @@ class Driver:
             task = self._spawn(self._reported(work))
             self._out.add(task)
             task.add_done_callback(self._out.discard)
+        return stood_still
 
     def _forget_heard(self) -> None:
         """All that was staged is durable, results too: an answer that was kept for one of them is needed no more."""
