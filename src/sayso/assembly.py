@@ -86,10 +86,17 @@ class App:
         self.admission = Admission(_sources(agent, environ), store, self.worker, ids)
         self.identity = Identity(store, ids)
         self.feeds = feeds
-        #: the ASGI app, to be served by any server, or mounted in another app
-        self.asgi: Application = create_app(
-            commands=self.commands, admission=self.admission, identity=self.identity, store=store
-        )
+        self._asgi: Application | None = None
+
+    @property
+    def asgi(self) -> Application:
+        """The ASGI app, to be served by any server, or mounted in another app. Made when it is first wanted: to
+        describe every call takes longer than all the rest of an `App`."""
+        if self._asgi is None:
+            self._asgi = create_app(
+                commands=self.commands, admission=self.admission, identity=self.identity, store=self.store
+            )
+        return self._asgi
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[App]:
@@ -101,7 +108,8 @@ class App:
                 try:
                     yield self
                 finally:
-                    self.asgi.streams.close()
+                    if self._asgi is not None:
+                        self._asgi.streams.close()
                     self.feeds.dismiss_all("shutdown")
                     self.worker.stop()
         except BaseExceptionGroup as group:
