@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from bench import turns
+from bench import rows, turns
 
-asyncio.run(turns.main())
+for measure in (turns, rows):
+    asyncio.run(measure.main())
+    print()
