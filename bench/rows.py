@@ -1,4 +1,4 @@
-"""What a keyed row costs: CPU of one that is accepted, published, fenced, stored and acknowledged; and a raw insert."""
+"""CPU of a keyed row that is accepted, published, fenced, stored and acknowledged, against a raw insert.
 
 The raw insert has the same columns and the same number of rows in a transaction, on the same connection settings; what
 is above it is sayso: the position, the commit key, the fence, the JSON of the body and the hand-over between threads.
