@@ -41,7 +41,7 @@ ATTEMPTS = 10
 #: how long a first start waits for another one's migrations
 MIGRATION_WAIT_MS = 60_000
 
-_WRITE = b"begin isolation level read committed read write"
+_WRITE = b"begin isolation level read committed"
 _READ = b"begin isolation level repeatable read read only"
 _TIME = b"select extract(epoch from clock_timestamp())::float8 * 1000"
 
@@ -186,7 +186,7 @@ class PostgresStore(BodyStore):
     async def _commit(self, tx: Connection, name: str) -> None:
         try:
             self._tell(CommitPhase.BEFORE, name)
-            done = await tx.execute(b"commit")
+            done = await tx.execute(b"commit", prepare=False)
             if done.statusmessage != "COMMIT":
                 raise RuntimeError(f"the server answered COMMIT with {done.statusmessage}")
             self.commits += 1
@@ -206,7 +206,7 @@ class PostgresStore(BodyStore):
             try:
                 async with self._connections.transaction(_READ, page=page) as tx:
                     result = await self._performed(tx, make())
-                    await tx.execute(b"commit")
+                    await tx.execute(b"commit", prepare=False)
                     return result
             except _Raced:
                 pass

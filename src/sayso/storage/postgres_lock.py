@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 2.0
 #: how long an answer on it may take
 ANSWER_S = 5.0
-#: how long a lock that somebody has is tried for: the server may not have noticed yet that a process has ended
-PATIENCE_S = 2.0
+#: how long a start tries for a lock that somebody has: the server may not have noticed yet that a process has ended
+PATIENCE_S = 1.0
 #: how often meanwhile
 AGAIN_S = 0.05
 
@@ -68,7 +68,7 @@ class Lock:
             StoreLocked: another process has it.
             StoreUnavailable: the server can't be asked.
         """
-        await self._take()
+        await self._take(PATIENCE_S)
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def held(self) -> Body[None]:
@@ -100,7 +100,7 @@ class Lock:
         async with self._taking:
             if not await self._looked():
                 log.warning("lock lost", extra={"schema": self._schema})
-                await self._take()
+                await self._take(0)
                 log.info("lock taken again", extra={"schema": self._schema})
                 self._owed = True
             if self._owed:
@@ -146,14 +146,14 @@ class Lock:
             return False
         return not is_lost(self._connection)
 
-    async def _take(self) -> None:
+    async def _take(self, patience_s: float) -> None:
         loop = asyncio.get_running_loop()
         connection = await self._target.connect()
         try:
-            deadline = loop.time() + PATIENCE_S
-            with cut_after(connection, PATIENCE_S + ANSWER_S):
+            deadline = loop.time() + patience_s
+            with cut_after(connection, patience_s + ANSWER_S):
                 while not await _scalar(connection, b"select pg_try_advisory_lock(%s)", self._key):
-                    if loop.time() > deadline:
+                    if loop.time() >= deadline:
                         raise StoreLocked(await self._who(connection))
                     await asyncio.sleep(AGAIN_S)
         except DriverError as error:
