@@ -37,6 +37,9 @@ def advisory_key(purpose: str, schema: str) -> int:
 class LockLost(Exception):
     """The server does not know our lock."""
 
+    def __init__(self) -> None:
+        super().__init__("its lock on the store was lost")
+
 
 class Lock:
     """The lock of one schema, taken again by itself when its connection was lost.
@@ -57,6 +60,8 @@ class Lock:
         self._target, self._schema, self._on_look, self._on_retaken = target, schema, on_look, on_retaken
         self._owed = False
         self._key = advisory_key("owner", schema)
+        #: of the lock, for a transaction's length, that claims share and a registration has alone
+        self.claims_key = advisory_key("claims", schema)
         self._connection: Connection | None = None
         self._taking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -130,7 +135,7 @@ class Lock:
                 if not refused:
                     log.error("the store was taken over by another process", extra={"cause": str(error)})
                 refused = True
-            except (StoreUnavailable, CommitUnknown) as error:
+            except (StoreUnavailable, CommitUnknown, LockLost) as error:
                 log.warning("lock not taken again", extra={"cause": str(error)})
             except Exception:
                 log.exception("lock not looked after")
