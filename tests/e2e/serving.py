@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -35,8 +35,10 @@ from sayso.runtime.ports import Heard, Scheme
 from sayso.server.app import Server, create_app
 from sayso.sources import bearer, sign, standard_webhook
 from sayso.storage.memory import MemoryStore
+from sayso.storage.postgres import PostgresStore
 from sayso.storage.sqlite import SqliteStore
 from sayso.storage.store import DoorRow, Store, WriteOutcome
+from tests import postgres
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLwSw"
 LIMITS = Limits(settle_wait_ms=2_000, message_bytes=64 * 1024, history_rows=50)
@@ -247,12 +249,16 @@ async def opened(kind: str, folder: Path) -> AsyncIterator[tuple[Store, Skewed]]
     """Open a store of this kind, and close it."""
     clock = Skewed()
     store: Store
-    if kind == "sqlite":
-        store = await SqliteStore.open(folder / "sayso.db", clock=clock.now_ms, exclusive=True)
-    else:
-        store = Troubled(clock=clock.now_ms)
-    yield store, clock
-    await store.close()
+    with ExitStack() as stack:
+        if kind == "postgres":
+            url = stack.enter_context(postgres.schema())
+            store = await PostgresStore.open(url, clock=clock.now_ms, exclusive=True)
+        elif kind == "sqlite":
+            store = await SqliteStore.open(folder / "sayso.db", clock=clock.now_ms, exclusive=True)
+        else:
+            store = Troubled(clock=clock.now_ms)
+        yield store, clock
+        await store.close()
 
 
 @asynccontextmanager

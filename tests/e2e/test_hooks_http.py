@@ -38,7 +38,7 @@ from tests.e2e.serving import (
 BODY = b'{"text": "that table is gone, 20:30 is free"}'
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite"])
+@pytest.fixture(scope="module", params=["memory", "sqlite", "postgres"])
 async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     async with served_on(request.param, tmp_path_factory.mktemp("hooks")) as one:
         yield one

@@ -40,7 +40,7 @@ from tests.e2e.serving import (
 )
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite"])
+@pytest.fixture(scope="module", params=["memory", "sqlite", "postgres"])
 async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     async with served_on(request.param, tmp_path_factory.mktemp("api")) as one:
         yield one
@@ -254,7 +254,8 @@ async def test_text_may_be_whatever_utf_8_can_hold(served: Served, text: str) ->
     assert answer.status_code == 202
     [row] = await served.store.inbox_record(session)
     assert row.input.parts[0].text == text
-    assert (await served.http.get(f"/v1/sessions/{session}", headers=headers)).json()["title"] == text
+    title = (await served.http.get(f"/v1/sessions/{session}", headers=headers)).json()["title"]
+    assert title == text.replace("\0", "\ufffd")  # a name is a column of its own, and not every database has NULs
 
 
 async def test_a_message_has_text_and_not_too_much_of_it(served: Served) -> None:

@@ -23,7 +23,7 @@ from sayso.server.app import Server, create_app
 from tests.e2e.serving import Headers, OnPurpose, Served, Troubled, opened, problem, said, served_on, serving
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite"])
+@pytest.fixture(scope="module", params=["memory", "sqlite", "postgres"])
 async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     async with served_on(request.param, tmp_path_factory.mktemp("stream")) as one:
         yield one

