@@ -18,7 +18,7 @@ from sayso.agent import Agent
 from sayso.assembly import App
 from sayso.core.context import MessageRole
 from sayso.core.origin import Principal
-from sayso.journal.follow import Published
+from sayso.journal.frames import Published
 from sayso.runtime.commands import Caller
 from sayso.runtime.ports import Call, Finished, ModelRequest
 from sayso.storage.sqlite import SqliteStore

@@ -27,7 +27,8 @@ from sayso.agent import Agent
 from sayso.core.canonical import canonical
 from sayso.core.errors import NotFound, Refused
 from sayso.core.origin import Principal
-from sayso.journal.follow import Feeds
+from sayso.journal.feed import Bounds, Feeds
+from sayso.journal.frames import PLAIN, Projection
 from sayso.runtime.admission import Admission
 from sayso.runtime.commands import Commands
 from sayso.runtime.driver import Around, Persona
@@ -66,11 +67,13 @@ class App:
         ids: Ids | None = None,
         limits: Limits | None = None,
         rules: Rules = RULES,
+        projection: Projection = PLAIN,
         environ: Mapping[str, str] = os.environ,
         rescue: Rescue | None = None,
     ) -> None:
         """Assemble; nothing runs yet, and the store is used as it is, never closed. `rescue` keeps what tools
-        answered where the store can't at shutdown (K9); without one it is found out again.
+        answered where the store can't at shutdown (K9); without one it is found out again. `projection` says what
+        rows are to those who follow a session.
 
         Raises:
             Unusable: the agent's model can't be had, or a secret that its sources name is missing.
@@ -78,7 +81,7 @@ class App:
         self.store = store
         clock, ids, limits = clock or StoreClock(store.now_ms), ids or SystemIds(), limits or Limits()
         persona = Persona(agent.name, agent.instructions, _model(agent.model), FunctionTools(agent.tools))
-        feeds = Feeds()
+        feeds = Feeds(projection=projection, bounds=_bounds(limits))
         self.worker = Worker(Around(store, clock, persona, limits, rules, rescue or NoRescue()), feeds, node=ids.node())
         self.commands = Commands(store, feeds, self.worker, ids, limits, rules=rules)
         self.people = People(self.commands, store)
@@ -116,6 +119,16 @@ class App:
             if len(group.exceptions) > 1:
                 raise
             raise group.exceptions[0] from None
+
+
+def _bounds(limits: Limits) -> Bounds:
+    return Bounds(
+        queue_events=limits.queue_events,
+        queue_bytes=limits.queue_bytes,
+        ring_rows=limits.ring_rows,
+        ring_bytes=limits.ring_bytes,
+        replay_rows=limits.replay_rows,
+    )
 
 
 def _model(model: Model | str) -> Model:

@@ -26,7 +26,7 @@ from sayso.core.origin import Origin, Principal
 from sayso.core.rows import Body, ModelSaidBody, Row, TurnAskBody
 from sayso.core.session import Token
 from sayso.journal.append import JournalState, JournalStatus
-from sayso.journal.follow import Feed, Feeds
+from sayso.journal.feed import Feed, Feeds
 from sayso.runtime.admission import Admission
 from sayso.runtime.commands import Commands
 from sayso.runtime.identity import Identity
@@ -237,10 +237,15 @@ class Troubled(MemoryStore):
     def __init__(self, *, clock: Callable[[], int]) -> None:
         super().__init__(clock=clock)
         self.trouble: dict[str, Exception] = {}
+        #: how many uses of a method still go well
+        self.spared: dict[str, int] = {}
 
     def __getattribute__(self, name: str) -> Any:
-        if name != "trouble" and name in (trouble := super().__getattribute__("__dict__").get("trouble", {})):
-            raise trouble[name]
+        own = super().__getattribute__("__dict__")
+        if name in own.get("trouble", {}):
+            left = own["spared"][name] = own["spared"].get(name, 0) - 1
+            if left < 0:
+                raise own["trouble"][name]
         return super().__getattribute__(name)
 
 

@@ -728,7 +728,7 @@ async def test_history_is_the_newest_rows_and_pages_back(served: Served) -> None
     every = (await served.http.get(address, headers=headers)).json()
 
     assert [row["position"] for row in newest["rows"]] == ["1.5", "1.6", "1.7"]
-    assert newest["position"] == "1.7"
+    assert newest["token"] == "1.7"
     assert [row["position"] for row in older["rows"]] == ["1.2", "1.3", "1.4"]
     assert len(every["rows"]) == 7
 
@@ -743,7 +743,7 @@ async def test_history_shows_what_is_accepted_and_not_yet_stored(served: Served)
     page = (await served.http.get(f"/v1/sessions/{session}/history", headers=headers)).json()
 
     assert [row["body"]["parts"][0]["text"] for row in page["rows"]] == ["stored", "accepted"]
-    assert page["position"] == "1.2"
+    assert page["token"] == "1.2"
 
 
 # --- faults of ours ----------------------------------------------------------
@@ -765,7 +765,7 @@ async def test_a_store_that_cannot_now_is_503_and_says_when_to_come_back(trouble
     calls: list[tuple[str, str, str, Any]] = [
         ("put", "POST", f"/v1/sessions/{session}/inputs", {"text": "hi"}),
         ("last_rows", "GET", f"/v1/sessions/{session}/history", None),
-        ("keep", "GET", f"/v1/sessions/{session}/stream", None),
+        ("rows", "GET", f"/v1/sessions/{session}/stream", None),
         ("token", "GET", "/v1/sessions", None),
         ("healthy", "GET", "/readyz", None),
     ]

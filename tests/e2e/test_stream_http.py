@@ -354,16 +354,17 @@ async def test_trouble_on_the_way_ends_a_stream_politely(tmp_path: Path, trouble
         assert isinstance(store, Troubled)
         _, headers = await served.somebody()
         session, owner = await served.owned(headers)
-        await owner.says("one")
-        store.trouble = {"rows": trouble}
+        await owner.says(*(str(n) for n in range(1_200)))
+        store.trouble, store.spared = {"rows": trouble}, {"rows": 1}
         async with listening(served, session, headers) as stream:
             found = [each async for each in stream]
         store.trouble = {}
-        async with listening(served, session, headers) as stream:
-            assert (await rows(stream, 1))[0].text == "one"
+        async with listening(served, session, headers, last_event_id=found[-2].id) as stream:
+            again = await rows(stream, 1)
 
-    assert [each.event for each in found] == ["retry: 1000", "resume", "farewell"]
+    assert [each.event for each in found[:2]] == ["retry: 1000", "resume"]
     assert found[-1].data == {"reason": reason}
+    assert int(again[0].text) == int(found[-2].text) + 1
 
 
 async def test_a_reader_that_does_not_keep_up_is_sent_away(tmp_path: Path) -> None:
@@ -424,7 +425,7 @@ PROCESS = """
 import asyncio, time
 from sayso.adapters.system import SystemClock, SystemIds
 from sayso.core.origin import Principal
-from sayso.journal.follow import Feeds
+from sayso.journal.feed import Feeds
 from sayso.runtime.admission import Admission
 from sayso.runtime.commands import Commands
 from sayso.runtime.identity import Identity

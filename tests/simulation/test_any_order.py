@@ -93,7 +93,7 @@ class Life:
         text = self.chance.choice(
             ("Book Friday at seven for four and tell the group", "Book Saturday at eight for two", "Hello", "yes", "no")
         )
-        seen = (await self.app.commands.history(ALICE, self.session)).position
+        seen = (await self.app.commands.history(ALICE, self.session)).token
         as_of = seen if self.chance.random() < 0.7 else None
         put = await self.app.commands.post(ALICE, self.session, text, as_of=as_of)
         self.acknowledged.append(put.n or 0)

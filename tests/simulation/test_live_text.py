@@ -12,7 +12,7 @@ import pytest
 from sayso.core.origin import Principal
 from sayso.core.session import Position
 from sayso.demo.local import LocalStage, OpenStore, local_stage
-from sayso.journal.follow import Frame
+from sayso.journal.frames import Frame
 from sayso.runtime.commands import Caller
 from sayso.runtime.ports import ModelFault
 from sayso.testing.scripted import Cut, ScriptedModel

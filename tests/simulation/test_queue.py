@@ -12,7 +12,7 @@ from sayso.core.rows import InputRetractedBody, RequestRefusedBody, SessionChang
 from sayso.core.session import Others
 from sayso.demo.local import OpenStore
 from sayso.journal.append import JournalState
-from sayso.journal.follow import Shown
+from sayso.journal.frames import Shown
 from sayso.runtime.limits import Limits
 from tests.simulation.room import OPS, VIEWER, Faulty, Room, caller, room
 

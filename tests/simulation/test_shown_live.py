@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from sayso.journal.follow import SHOWN_BYTES_MAX, Feeds, Frame, Listener
+from sayso.journal.feed import SHOWN_BYTES_MAX, Feeds, Listener
+from sayso.journal.frames import Frame
 
 
 def frames(listener: Listener) -> list[Frame]:

@@ -31,7 +31,9 @@ from sayso.core.session import Token
 from sayso.demo.local import START_MS, LocalStage, OpenStore, local_stage
 from sayso.demo.scenarios import offer
 from sayso.journal.append import Journal, JournalState, JournalStatus, Ticket
-from sayso.journal.follow import Feeds, Status, capture
+from sayso.journal.feed import Feeds
+from sayso.journal.follow import capture
+from sayso.journal.frames import Status
 from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.storage.store import Entry, Store

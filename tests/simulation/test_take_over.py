@@ -17,7 +17,7 @@ from sayso.core.origin import Principal
 from sayso.core.rows import NoticeBody, Row, ToolResultBody, TurnEndBody
 from sayso.core.session import Token
 from sayso.demo.local import START_MS
-from sayso.journal.follow import Frame
+from sayso.journal.frames import Frame
 from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.runtime.ports import Call, Finished, ModelRequest

@@ -305,10 +305,10 @@ PRIVATE: list[Body] = [
 
 @pytest.mark.parametrize("body", PRIVATE, ids=numbered(PRIVATE))
 def test_a_reader_is_sent_no_commit_key_nonce_provider_id_or_idempotency_key(body: Body) -> None:
-    sent = view.public(row(body, commit_key=f"nonce-{SECRET}.7"))
+    sent = view.public(row(body, commit_key=f"nonce-{SECRET}.7"), "ses_1")
 
     assert SECRET not in json.dumps(sent)
-    assert sent.keys() == {"position", "kind", "turn", "at_ms", "line", "body"}
+    assert sent.keys() == {"session", "position", "kind", "turn", "at_ms", "line", "body"}
     assert (sent["position"], sent["kind"], sent["line"]) == ("3.7", row(body).kind, sentence(row(body)))
 
 
@@ -318,13 +318,13 @@ def test_every_kind_is_looked_at_for_what_is_private() -> None:
 
 @pytest.mark.parametrize("body", bodies_saying("x"), ids=numbered(bodies_saying("x")))
 def test_what_a_reader_is_sent_is_json(body: Body) -> None:
-    sent = view.public(row(body))
+    sent = view.public(row(body), "ses_1")
 
     assert json.loads(json.dumps(sent)) == sent
 
 
 def test_a_reader_sees_whose_voice_a_turn_has_and_who_a_person_is_by_her_name_alone() -> None:
-    sent = view.public(row(TurnStartBody(origin(RESTAURANT), 8, continues="T1", consent="A1")))
+    sent = view.public(row(TurnStartBody(origin(RESTAURANT), 8, continues="T1", consent="A1")), "ses_1")
 
     assert sent["body"] == {
         "origin": {"kind": "source", "name": "restaurant", "verified": "standard-webhooks v1"},
@@ -342,12 +342,12 @@ def test_a_reader_sees_whose_voice_a_turn_has_and_who_a_person_is_by_her_name_al
     ids=["an input's", "a result's"],
 )
 def test_a_reader_is_told_of_a_file_what_fetches_it_and_nothing_of_its_bytes(body: Body) -> None:
-    sent = view.public(row(body))
+    sent = view.public(row(body), "ses_1")
 
     told_of = {"filename": "plan.png", "media_type": "image/png", "size_bytes": 8}
     assert sent["body"]["attachments"] == [{"id": "n3.1", **told_of}, {"id": "n3.2", **told_of}]
     assert "sha256" not in json.dumps(sent)
-    assert "attachments" not in view.public(row(heard(InputKind.MESSAGE, ALICE, "hello")))["body"]
+    assert "attachments" not in view.public(row(heard(InputKind.MESSAGE, ALICE, "hello")), "ses_1")["body"]
 
 
 def test_a_reader_sees_of_a_question_all_that_a_yes_would_cover() -> None:

@@ -116,6 +116,14 @@ class OutOfOrder(Refused):
     """The turn machine was told an event that cannot happen in its phase."""
 
 
+class StaleToken(Refused):
+    """A row was accepted since the history of this token was read; the history has to be read again."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session}: the token is not its newest position")
+        self.session = session
+
+
 class InboxFull(Busy):
     """As much waits in the session as may: of this sender, where it is a person, or else of all the others together.
     It takes more once some of it was taken, or taken back."""

@@ -203,9 +203,10 @@ def _body(row: Row) -> Json:
             return {"principal": principal, "role": role, "by": by}
 
 
-def public(row: Row) -> Json:
-    """Return a row as its readers get it."""
+def public(row: Row, session: str) -> Json:
+    """Return a row of a session as its readers get it."""
     return {
+        "session": session,
         "position": str(row.position),
         "kind": row.kind,
         "turn": row.turn,

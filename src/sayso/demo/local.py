@@ -19,7 +19,8 @@ from sayso.core.inputs import Answer
 from sayso.core.origin import Principal
 from sayso.demo.concierge import concierge, script, signed_by_demo
 from sayso.demo.stage import SECRETS, Open
-from sayso.journal.follow import Feeds, Listener, Published
+from sayso.journal.feed import Feeds, Listener
+from sayso.journal.frames import Published
 from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.runtime.numbered import Beside, Line, numbered
@@ -54,7 +55,7 @@ class LocalStage:
         self._clock, self._world, self._model, self._done, self._failing = clock, world, model, done, failing
 
     async def say(self, who: str, text: str, *, seen: bool = True) -> None:
-        position = (await self.app.commands.history(_caller("alice"), self.session)).position if seen else None
+        position = (await self.app.commands.history(_caller("alice"), self.session)).token if seen else None
         await self.app.commands.post(_caller(who), self.session, text, as_of=position)
         await self.rest()
 

@@ -32,7 +32,8 @@ from sayso.core.retry import delay_ms
 from sayso.core.rows import Draft, Row, encode_body
 from sayso.core.session import SessionRecord, Token
 from sayso.core.text import scrub
-from sayso.journal.follow import Feed, Status
+from sayso.journal.feed import Feed
+from sayso.journal.frames import Status
 from sayso.storage.store import Store, WriteOutcome
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,9 @@ from sayso.core.rows import (
 from sayso.core.session import Position, SessionRecord, SessionRole
 from sayso.core.text import scrub
 from sayso.journal.append import JournalStatus
-from sayso.journal.follow import Feeds, Frame, Listener, Published, capture, encode, follow
+from sayso.journal.feed import Captured, Feeds, Listener
+from sayso.journal.follow import capture, follow
+from sayso.journal.frames import Frame, Published, farewell
 from sayso.runtime.limits import Limits
 from sayso.runtime.ports import Ids
 from sayso.runtime.rules import RULES, Rules
@@ -92,14 +94,6 @@ class Dispute:
     from_seq: int
     ours: tuple[Row, ...]
     stored: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The newest rows of a window, and the position of the newest one: the token to follow from."""
-
-    rows: tuple[Row, ...]
-    position: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,22 +406,29 @@ class Commands:
 
     async def history(
         self, by: Caller, session: str, *, limit: int | None = None, before: int | None = None
-    ) -> History:
-        """Return the newest rows, those with `seq < before`; never less than was accepted.
+    ) -> Captured:
+        """Return the newest rows (those with `seq < before`); never less than was accepted.
 
         Raises:
             NotFound, StoreUnavailable.
         """
         await self.session(by, session)
         most = min(limit or self._limits.history_rows, self._limits.history_rows)
-        rows, position = await capture(self._store, self._feeds, session, limit=most, before=before)
-        return History(tuple(rows), position)
+        return await capture(self._store, self._feeds, session, limit=most, before=before)
 
-    async def follow(self, by: Caller, session: str, *, after: Position | None) -> AsyncGenerator[Frame, None]:
-        """Return the session's events from a position on. The right to see them is looked at before the first
-        one, and again at each row that says something about the caller."""
+    async def follow(
+        self, by: Caller, session: str, *, after: Position | None = None, token: Position | None = None
+    ) -> AsyncGenerator[Frame, None]:
+        """Return the session's events from a position on, or from the token of a history (see `journal.follow`).
+
+        The right to see them is looked at before the first one, and again at each row that says something
+        about who takes part.
+
+        Raises:
+            NotFound: see `session`.
+        """
         await self.session(by, session)
-        return self._while_seen(by, session, follow(self._store, self._feeds, session, after=after))
+        return self._while_seen(by, session, follow(self._store, self._feeds, session, after=after, token=token))
 
     async def _while_seen(
         self, by: Caller, session: str, frames: AsyncGenerator[Frame, None]
@@ -440,10 +441,10 @@ class Commands:
         async with aclosing(frames) as coming:
             async for frame in coming:
                 yield frame
-                if frame.event == Kind.PARTICIPANT_CHANGED and frame.id is not None:
+                if frame.kind is Kind.PARTICIPANT_CHANGED and frame.id is not None:
                     await self._feeds.durable_at(session, Position.parse(frame.id))
                     if not await self.may_see(by, session):
-                        yield Frame("farewell", encode({"reason": "removed"}))
+                        yield farewell("removed")
                         return
 
     async def may_see(self, by: Caller, session: str) -> bool:

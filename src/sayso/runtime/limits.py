@@ -57,3 +57,13 @@ class Limits:
     uploads_staged_bytes: int = 100 * 1024 * 1024
     #: rows of one history page
     history_rows: int = 500
+    #: events that one who follows may be behind before it is sent away, to come back by its cursor
+    queue_events: int = 512
+    #: the same in bytes
+    queue_bytes: int = 8 * 1024 * 1024
+    #: newest rows kept of a session that is owned and followed, for those who come back
+    ring_rows: int = 1_000
+    #: the same in bytes
+    ring_bytes: int = 1024 * 1024
+    #: rows that are sent to one who comes back; of more it is told which it has to read
+    replay_rows: int = 2_000

@@ -17,7 +17,7 @@ from sayso.core.retry import delay_ms
 from sayso.core.rows import Row
 from sayso.core.session import Token
 from sayso.journal.append import Journal, JournalState, JournalStatus
-from sayso.journal.follow import Feeds
+from sayso.journal.feed import Feeds
 from sayso.runtime.driver import Around, Driver
 from sayso.runtime.loaded import load
 from sayso.storage.store import Claimed

@@ -87,7 +87,8 @@ class Api:
     ) -> wire.Settled:
         """Change a session's title, or how it treats others. 200 with the row that says so, or 202: it will."""
         change = SettingsChange(wanted.title, None if wanted.others is None else Others(wanted.others))
-        return self._settled(response, await self._people.change(by, session, change, idempotency_key=idempotency_key))
+        asked = await self._people.change(by, session, change, idempotency_key=idempotency_key)
+        return self._settled(response, session, asked)
 
     async def get_queue(self, by: By, session: str) -> wire.QueueView:
         """Return what waits for its turn: the caller's own messages, and how many there are of all."""
@@ -97,7 +98,8 @@ class Api:
         self, by: By, session: str, n: InboxPlace, response: Response, idempotency_key: IdempotencyKey = None
     ) -> wire.Settled:
         """Take back a message of one's own that waits. 200 with the row that says so, or 202: it will be settled."""
-        return self._settled(response, await self._people.retract(by, session, n, idempotency_key=idempotency_key))
+        asked = await self._people.retract(by, session, n, idempotency_key=idempotency_key)
+        return self._settled(response, session, asked)
 
     async def list_participants(self, by: By, session: str) -> wire.ParticipantList:
         """List who takes part in the session: its owner, then the others."""
@@ -114,22 +116,22 @@ class Api:
     ) -> wire.Settled:
         """Let somebody take part, or in another role. 200 with the row that says so, or 202: it will be settled."""
         whom, role = wire.person(person), SessionRole(wanted.role)
-        return self._settled(
-            response, await self._people.invite(by, session, whom, role, idempotency_key=idempotency_key)
-        )
+        asked = await self._people.invite(by, session, whom, role, idempotency_key=idempotency_key)
+        return self._settled(response, session, asked)
 
     async def delete_participant(
         self, by: By, session: str, person: str, response: Response, idempotency_key: IdempotencyKey = None
     ) -> wire.Settled:
         """Let somebody take part no more, or leave. 200 with the row that says so, or 202: it will be settled."""
         whom = wire.person(person)
-        return self._settled(response, await self._people.remove(by, session, whom, idempotency_key=idempotency_key))
+        asked = await self._people.remove(by, session, whom, idempotency_key=idempotency_key)
+        return self._settled(response, session, asked)
 
     @staticmethod
-    def _settled(response: Response, asked: Asked) -> wire.Settled:
+    def _settled(response: Response, session: str, asked: Asked) -> wire.Settled:
         if asked[1] is None:
             response.status_code = wire.TAKEN
-        return wire.settled(*asked)
+        return wire.settled(session, *asked)
 
     async def get_history(
         self,
@@ -137,8 +139,11 @@ class Api:
         session: str,
         limit: Annotated[int | None, Query(ge=1, le=ROWS_MAX)] = None,
         before: Annotated[int | None, Query(ge=0, lt=10**18)] = None,
-    ) -> wire.HistoryPage:
-        """Return the newest rows, or those before a row's number; never less than was accepted."""
+    ) -> Response:
+        """Return the newest rows and the token to follow them from, or those before a row's number.
+
+        Never less than was accepted: where the store can't be read it is 503, and a client keeps what it shows.
+        """
         return wire.history_page(await self._commands.history(by, session, limit=limit, before=before))
 
     async def list_consents(
@@ -175,7 +180,7 @@ class Api:
         put, settled = await self._commands.answer(by, session, answer, idempotency_key=idempotency_key)
         if settled is None:
             response.status_code = wire.TAKEN
-        return wire.AnswerTaken(input=put.n, settled=None if settled is None else wire.row_view(settled))
+        return wire.AnswerTaken(input=put.n, settled=None if settled is None else wire.row_view(settled, session))
 
     async def get_journal(self, by: ByOperator, session: str, limit: Limit = 500, after: Seq = 0) -> wire.JournalPage:
         """Return a session's rows as stored. For operators."""

@@ -67,7 +67,7 @@ def routes(
         call(f"{session}/participants", api.list_participants),
         call(participant, api.put_participant, methods=["PUT"], responses=wire.NOT_DONE),
         call(participant, api.delete_participant, methods=["DELETE"], responses=wire.NOT_DONE),
-        call(f"{session}/history", api.get_history),
+        call(f"{session}/history", api.get_history, response_model=wire.HistoryPage),
         Route(f"{session}/stream", streams),
         call(f"{session}/consents", api.list_consents),
         call(f"{session}/consents/{{consent}}", api.get_consent),

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sayso.core.errors import Busy, SaysoError, Unauthenticated
 from sayso.core.session import Position
-from sayso.journal.follow import Frame, encode
+from sayso.journal.frames import Frame, farewell
 from sayso.runtime.commands import Caller, Commands
 from sayso.runtime.identity import Identity
 from sayso.server import wire
@@ -72,8 +73,8 @@ class Streams:
             raise HTTPException(405, headers={"Allow": "GET"})
         request = Request(scope)
         by = await authenticate(self._identity, request.headers)
-        session, after = wire.named("session", request.path_params["session"]), _after(request)
-        frames = await self._commands.follow(by, session, after=after)
+        session, whence = wire.named("session", request.path_params["session"]), _whence(request)
+        frames = await self._commands.follow(by, session, after=whence.after, token=whence.token)
         async with aclosing(frames) as following:
             first = await anext(following)
             if self._closing or len(self._open) >= STREAMS_MAX:
@@ -110,7 +111,7 @@ class Stream:
         stands: Callable[[], Awaitable[str]],
     ) -> None:
         self._frames, self._ping_s, self._stands = frames, ping_s, stands
-        self._ready = bytearray(_RETRY + event(first))
+        self._ready = bytearray(_RETRY + first.sse)
         self._changed = asyncio.Event()
         self._sent = asyncio.Event()
         self._ended = False
@@ -138,7 +139,7 @@ class Stream:
         """Make frames ready, no faster than the reader takes them."""
         try:
             async for frame in self._frames:
-                self._put(event(frame))
+                self._put(frame.sse)
                 while len(self._ready) > READY_BYTES_MAX:
                     self._sent.clear()
                     await self._sent.wait()
@@ -152,7 +153,7 @@ class Stream:
     def _finish(self, _: asyncio.Task[None]) -> None:
         """Nothing more will be read; the frames' own farewell, if they ended by themselves, is ready already."""
         self._ended = True
-        self._put(event(Frame("farewell", encode({"reason": self._farewell}))) if self._farewell else b"")
+        self._put(farewell(self._farewell).sse if self._farewell else b"")
 
     async def _watch(self, receive: Receive) -> None:
         """Notice when the reader leaves or may no longer read; keep the connection alive till then."""
@@ -186,13 +187,27 @@ class Stream:
         self._changed.set()
 
 
-def event(frame: Frame) -> bytes:
-    """Return a frame as the stream carries it: line feeds only, one line of data."""
-    name = f"id: {frame.id}\n" if frame.id is not None else ""
-    return f"{name}event: {frame.event}\ndata: {frame.data}\n\n".encode("utf-8", "replace")
+@dataclass(frozen=True, slots=True)
+class Whence:
+    """Where a reader comes from: after a position, or with the token of a history."""
+
+    after: Position | None = None
+    token: Position | None = None
 
 
-def _after(request: Request) -> Position | None:
-    """Return where to go on from: the id of the last event that the reader has, else what the address says."""
-    text = request.headers.get("last-event-id") or request.query_params.get("after")
-    return None if text is None else wire.position(text)
+def _whence(request: Request) -> Whence:
+    """Return where to go on from: the id of the last event that the reader has, else what the address says. A page
+    that comes back by itself has both, and then the token in its address is an old one.
+
+    Raises:
+        Malformed: it is no position, or the address says two things.
+    """
+    last = request.headers.get("last-event-id")
+    after, token = (request.query_params.get(name) for name in ("after", "token"))
+    if last:
+        return Whence(after=wire.position(last))
+    if after is not None and token is not None:
+        raise wire.Malformed("a stream goes on after a position or from a token, not both")
+    if token is not None:
+        return Whence(token=wire.position(token))
+    return Whence(after=None if after is None else wire.position(after))

@@ -29,7 +29,8 @@ from sayso.core.rows import Row, encode_body
 from sayso.core.session import Position, SessionRecord
 from sayso.core.text import plain
 from sayso.journal.append import JournalStatus
-from sayso.runtime.commands import Dispute, History
+from sayso.journal.feed import Captured
+from sayso.runtime.commands import Dispute
 from sayso.runtime.files import Staged
 from sayso.runtime.people import Participant, Queue
 from sayso.server.body import CutShort, Encoded, Form, NotJson, TooLarge, TooSlow
@@ -180,9 +181,10 @@ class UploadStored(Shown):
 
 
 class RowView(Shown):
-    """One entry of a session's history."""
+    """One entry of a session's history. The event of the row in a stream has the same JSON."""
 
-    position: str
+    session: str
+    position: str = Field(description="Its place: `<epoch>.<seq>`. No two rows of a session share one.")
     kind: str
     turn: str | None
     at_ms: int
@@ -191,10 +193,13 @@ class RowView(Shown):
 
 
 class HistoryPage(Shown):
-    """The newest rows asked for, oldest first, and where to follow from."""
+    """The newest rows asked for, oldest first, and what to follow them from."""
 
     rows: list[RowView]
-    position: str
+    token: str | None = Field(
+        description="The position of the session's newest row, for the stream's `token`; null with `before`.",
+        examples=["3.17"],
+    )
 
 
 class OriginView(Shown):
@@ -382,14 +387,14 @@ def participant_list(found: Iterable[Participant]) -> ParticipantList:
     return ParticipantList(participants=[ParticipantView.model_validate(view) for view in views])
 
 
-def row_view(row: Row) -> RowView:
+def row_view(row: Row, session: str) -> RowView:
     """Return a row as its reader gets it."""
-    return RowView(**view.public(row))
+    return RowView(**view.public(row, session))
 
 
-def history_page(history: History) -> HistoryPage:
-    """Return a window of the history."""
-    return HistoryPage(rows=[row_view(row) for row in history.rows], position=str(history.position))
+def history_page(captured: Captured) -> Response:
+    """Return a piece of the history, a `HistoryPage` that is JSON already."""
+    return Response(captured.text.encode("utf-8", "replace"), media_type="application/json")
 
 
 def question_view(standing: Standing) -> QuestionView:
@@ -415,9 +420,9 @@ def upload_stored(staged: Staged) -> UploadStored:
     )
 
 
-def settled(n: int | None, row: Row | None) -> Settled:
+def settled(session: str, n: int | None, row: Row | None) -> Settled:
     """Return what became of something that was asked of a session."""
-    return Settled(input=n, settled=None if row is None else row_view(row))
+    return Settled(input=n, settled=None if row is None else row_view(row, session))
 
 
 def queue_view(found: Queue) -> QueueView:
