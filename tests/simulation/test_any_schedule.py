@@ -21,7 +21,7 @@ import pytest
 
 from sayso.assembly import App
 from sayso.core.context import MessageRole
-from sayso.core.errors import CommitUnknown, StoreUnavailable
+from sayso.core.errors import CommitUnknown, NotFound, StoreUnavailable
 from sayso.core.inputs import Keep
 from sayso.core.origin import Principal
 from sayso.core.rows import ModelSaidBody, Row
@@ -61,7 +61,7 @@ class Named(dict[str, dict[str, Any]]):
         super().__init__()
         self.at_issue: set[str] = set()
 
-    def setdefault(self, position: str, row: dict[str, Any] | None = None) -> dict[str, Any]:  # type: ignore[override]
+    def setdefault(self, position: str, row: dict[str, Any] | None = None) -> dict[str, Any]:
         """Note what a position names; return what it named before."""
         assert row is not None
         return row if position in self.at_issue else super().setdefault(position, row)
@@ -158,7 +158,7 @@ class Story:
         """An operator looks whether there is something to choose, and does."""
         if self.app.worker.status(self.session).state is not JournalState.CONFLICT:
             return
-        with suppress(StoreUnavailable, CommitUnknown):
+        with suppress(NotFound, StoreUnavailable, CommitUnknown):  # not found: its owner is about to say so
             await self.app.commands.settle_dispute(OPS, self.session, self.chance.choice([*Keep]))
             self.disputed = False
 

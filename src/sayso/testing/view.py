@@ -138,6 +138,7 @@ class View:
             if data["reason"].startswith(_ENDS_TEXT):
                 self.text = self._place = None
         else:
+            self.farewell = ""  # it is the first word of a connection that another farewell ends
             self._holes.add(self._last + 1)
 
     def _on_row(self, position: str, row: Json) -> None:
