@@ -19,7 +19,7 @@ from sayso.core.origin import Principal
 from sayso.core.rows import BODY_VERSION, Draft, NoticeBody, encode_body
 from sayso.core.session import Position
 from sayso.journal.append import Journal
-from sayso.journal.follow import Feeds
+from sayso.journal.feed import Feeds
 from sayso.storage.sqlite import SqliteStore
 from sayso.storage.store import Entry
 

@@ -184,6 +184,8 @@ class Driver:
                 self._hinted = False
                 await self._settle_control()
             if self._loaded.turn is None and not await self._start_next():
+                if self._hinted:  # while something was settled: whoever stood still has taken the wake-up
+                    continue
                 return
             await self._go_on()
             if not self._hinted and self._loaded.turn is not None:
