@@ -31,6 +31,7 @@ from sayso.core.rows import (
     EffectGoneBody,
     Ending,
     InputRetractedBody,
+    InputSupersededBody,
     ModelSaidBody,
     NoticeBody,
     Outcome,
@@ -38,6 +39,7 @@ from sayso.core.rows import (
     RequestRefusedBody,
     Row,
     SessionChangedBody,
+    SessionClosedBody,
     ToolIntendedBody,
     ToolUnknownBody,
     TurnAskBody,
@@ -51,6 +53,7 @@ from tests.conformance.given import (
     BOB,
     DAY,
     MINUTE,
+    NOON,
     Clock,
     Inspected,
     answer,
@@ -134,6 +137,8 @@ bodies: st.SearchStrategy[Body] = st.one_of(
     st.builds(taken, places),
     st.builds(NoticeBody, st.just(()), st.none() | places),
     st.builds(InputRetractedBody, places, places, st.just("user:alice")),
+    st.builds(InputSupersededBody, places, st.just("moot")),
+    st.builds(SessionClosedBody, places, st.just("user:alice"), st.just(NOON)),
     st.builds(
         SessionChangedBody,
         places,
@@ -359,6 +364,14 @@ class Commands(RuleBasedStateMachine):
         self.ask_owner(session, True, lambda store, token: store.release(token, looked_to=9))
         self.ask_owner(session, True, lambda store, token: store.surrender(token))
 
+    @rule(session=sessions, anew=st.sampled_from([ALICE, BOB]))
+    def delete(self, session: str, anew: Principal) -> None:
+        """And open another in its place; whoever owned the first finds that it isn't his."""
+        self.ask(lambda store: store.delete_session(session))
+        self.ask(lambda store: store.delete_session(session))
+        self.ask_owner(session, False, lambda store, token: store.write(token, rows(token, 0, ModelSaidBody(1, ()))))
+        self.ask(lambda store: store.create_session(session, owner=anew, title=""))
+
     # the door
 
     @rule(entry=entries)
@@ -422,6 +435,7 @@ class Commands(RuleBasedStateMachine):
                 await store.sessions(of=BOB, limit=after),
                 await store.participants(session),
                 await store.inbox_entry(session, after),
+                await store.ready(at_most=limit),
                 await store.participant(session, BOB),
             ]
 

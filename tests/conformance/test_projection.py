@@ -22,6 +22,7 @@ from sayso.core.rows import (
     EffectGoneBody,
     Ending,
     InputRetractedBody,
+    InputSupersededBody,
     ModelSaidBody,
     NoticeBody,
     Outcome,
@@ -29,6 +30,7 @@ from sayso.core.rows import (
     RequestRefusedBody,
     Row,
     SessionChangedBody,
+    SessionClosedBody,
     Table,
     ToolIntendedBody,
     ToolUnknownBody,
@@ -110,6 +112,8 @@ class Life:
             "refuse": bool(self.queued),
             "set": bool(self.queued),
             "retract": len(self.queued) > 1,
+            "close": bool(self.queued),
+            "supersede": bool(self.queued),
         }
         return [name for name, allowed in may.items() if allowed]
 
@@ -139,7 +143,7 @@ class Life:
                 return planned(*(called(name) for name in names))
             case "ask" | "answer" | "expire" | "withdraw" | "use":
                 return self._consent(draw, move)
-            case "invite" | "remove" | "refuse" | "set" | "retract":
+            case "invite" | "remove" | "refuse" | "set" | "retract" | "close" | "supersede":
                 return self._people(draw, move)
             case "intend" | "send" | "give up" | "settle" | "gone":
                 return self._operation(draw, move)
@@ -177,6 +181,11 @@ class Life:
 
     def _people(self, draw: st.DrawFn, move: str) -> Body:
         n = self.queued.pop(0)
+        if move == "close":
+            self.queued.clear()  # what waits is taken by that row
+            return SessionClosedBody(n, "user:alice", NOON)
+        if move == "supersede":
+            return InputSupersededBody(n, "its subject is moot")
         if move == "set":
             title, others = draw(st.sampled_from([None, "Friday"])), draw(st.sampled_from(Others))
             return SessionChangedBody(n, "user:alice", title, others)

@@ -23,6 +23,15 @@ OURS = Token("s1", 0, "")
 
 CALLS: dict[str, tuple[Callable[[], Body[Any]], set[str]]] = {
     "claim": (lambda: statements.claim("n1", ["0"]), {"session_ready"}),
+    "ready": (lambda: statements.ready(9), {"session_ready"}),
+    "delete": (
+        lambda: statements_door.delete_session("s1"),
+        {
+            "sqlite_autoindex_journal_1 (session=?)",
+            "sqlite_autoindex_inbox_1 (session=?)",
+            "upload_of_session (session=?)",
+        },
+    ),
     "release": (lambda: statements.release(OURS, 1), {"PRIMARY KEY (id=?)"}),
     "a page of rows": (
         lambda: statements.rows("s1", 5, None, 10),

@@ -93,6 +93,9 @@ class Hints:
     async def reconcile(self, session: str) -> JournalStatus:
         return self.status(session)
 
+    async def delete(self, session: str) -> bool:
+        raise AssertionError("nobody deletes a session here")
+
     def disputed(self, session: str) -> tuple[Row, ...]:
         return ()
 

@@ -534,6 +534,8 @@ async def test_the_description_names_every_call_and_loads_nothing(served: Served
         ("GET", "/v1/sessions/{session}"),
         ("POST", "/v1/sessions/{session}/inputs"),
         ("PATCH", "/v1/sessions/{session}"),
+        ("DELETE", "/v1/sessions/{session}"),
+        ("POST", "/v1/sessions/{session}/close"),
         ("GET", "/v1/sessions/{session}/queue"),
         ("DELETE", "/v1/sessions/{session}/queue/{n}"),
         ("POST", "/v1/sessions/{session}/uploads"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sayso.core.attachment import NO_BLOBS, Blobs
+from sayso.core.errors import StoreUnavailable
 from sayso.core.rows import ParticipantChangedBody, Row
 from sayso.core.session import SessionRole, Token
 from sayso.runtime.limits import Limits
@@ -17,7 +18,7 @@ from sayso.storage.store import Store, WriteOutcome
 from sayso.testing.stores import StoreAround
 from tests.conformance.given import hook
 from tests.e2e.serving import Headers, problem, served_on
-from tests.e2e.test_stream_http import listening, take
+from tests.e2e.test_stream_http import events, listening, take
 from tests.e2e.whole import Whole, whole
 
 
@@ -197,6 +198,8 @@ class Shut(StoreAround):
     def __init__(self) -> None:
         self.open = asyncio.Event()
         self.open.set()
+        #: writes are refused
+        self.down = False
 
     def around(self, store: Store) -> Store:
         """Stand in front of a store."""
@@ -206,6 +209,8 @@ class Shut(StoreAround):
     async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
         """Wait, and write."""
         await self.open.wait()
+        if self.down:
+            raise StoreUnavailable("the store can't be written now")
         return await self.inside.write(token, rows, blobs=blobs)
 
 
@@ -337,3 +342,97 @@ async def test_where_others_are_refused_a_foreign_message_is_409_and_nothing_is_
 
         assert "say it again later" in problem(refused, 409, "cross-user-interjection")["detail"]
         assert (await served.http.get(f"{session}/queue", headers=bobs)).json()["waiting"] == 0
+
+
+# --- how a session ends --------------------------------------------------------
+
+
+async def test_a_session_is_closed_by_its_owner_and_takes_nothing_more(served: Whole) -> None:
+    session, hers, bobs = await served.shared()
+    _, strangers = await served.somebody()
+    keyed = {**hers, "Idempotency-Key": "k1"}
+    problem(await served.http.post(f"{session}/close", headers=bobs), 403, "forbidden")
+    problem(await served.http.post(f"{session}/close", headers=strangers), 404, "not-found")
+
+    closed = await served.http.post(f"{session}/close", headers=keyed)
+    again = await served.http.post(f"{session}/close", headers=keyed)
+
+    assert closed.status_code == again.status_code == 200
+    assert closed.json()["settled"]["kind"] == "session.closed"
+    assert again.json() == closed.json()
+    seen = (await served.http.get(session, headers=bobs)).json()
+    assert seen["closed_at_ms"] == closed.json()["settled"]["body"]["received_at_ms"]
+    history = (await served.http.get(f"{session}/history", headers=bobs)).json()
+    assert history["rows"][-1]["kind"] == "session.closed"
+    for refused in (
+        await served.http.post(f"{session}/inputs", json={"text": "hello?"}, headers=hers),
+        await served.http.put(f"{session}/participants/user:eve", json={"role": "member"}, headers=hers),
+        await served.http.patch(session, json={"title": "over"}, headers=hers),
+        await served.http.post(f"{session}/close", headers=hers),
+    ):
+        problem(refused, 409, "closed")
+
+
+async def test_an_operator_closes_and_deletes(served: Whole) -> None:
+    session, hers, _ = await served.shared()
+    ops = await served.auth("operator:ops")
+
+    assert (await served.http.post(f"{session}/close", headers=ops)).status_code == 200
+    assert (await served.http.delete(session, headers=ops)).status_code == 204
+    problem(await served.http.get(session, headers=hers), 404, "not-found")
+
+
+async def test_a_deleted_session_is_404_for_everybody_and_its_readers_are_told(served: Whole) -> None:
+    session, hers, bobs = await served.shared()
+    _, strangers = await served.somebody()
+    problem(await served.http.delete(session, headers=bobs), 403, "forbidden")
+    problem(await served.http.delete(session, headers=strangers), 404, "not-found")
+    async with asyncio.timeout(10), served.http.stream("GET", f"{session}/stream", headers=bobs) as answer:
+        stream = events(answer)
+        await take(stream, "caught_up")
+
+        deleted = await served.http.delete(session, headers=hers)
+
+        assert (await take(stream, "farewell"))[-1].data == {"reason": "gone"}
+    assert (deleted.status_code, deleted.content) == (204, b"")
+    for path in ("", "/history", "/stream", "/queue", "/participants", "/consents"):
+        problem(await served.http.get(f"{session}{path}", headers=hers), 404, "not-found")
+    problem(await served.http.delete(session, headers=hers), 404, "not-found")
+    listed = (await served.http.get("/v1/sessions", headers=bobs)).json()["sessions"]
+    assert session.rpartition("/")[2] not in [each["id"] for each in listed]
+
+
+@pytest.mark.rule("H36")
+async def test_what_can_not_be_stored_is_not_closed_and_the_session_goes_on(tmp_path: Path) -> None:
+    store = Shut()
+    async with whole("memory", tmp_path, limits=Limits(settle_wait_ms=50), around=store.around) as served:
+        _, hers = await served.somebody()
+        session = await served.session(hers)
+        store.down = True
+        await posted(served, session, hers, "hello")
+        async with asyncio.timeout(5):
+            while (await served.http.get(f"{session}/status", headers=hers)).json()["state"] != "retrying":
+                pass
+
+        refused = await served.http.post(f"{session}/close", headers=hers)
+        problem(refused, 409, "not-settled")
+        assert (await served.http.get(session, headers=hers)).json()["closed_at_ms"] is None
+
+        store.down = False
+        assert (await served.http.post(f"{session}/close", headers=hers)).status_code == 200
+
+
+async def test_closing_that_is_not_durable_yet_is_202(tmp_path: Path) -> None:
+    store = Shut()
+    async with whole("memory", tmp_path, limits=Limits(settle_wait_ms=50), around=store.around) as served:
+        _, hers = await served.somebody()
+        session = await served.session(hers)
+        store.open.clear()
+
+        answer = await served.http.post(f"{session}/close", headers=hers)
+
+        assert (answer.status_code, answer.json()["settled"]) == (202, None)
+        store.open.set()
+        async with asyncio.timeout(5):
+            while (await served.http.get(session, headers=hers)).json()["closed_at_ms"] is None:
+                pass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sayso import Agent, Call, Heard, standard_webhook
@@ -90,7 +90,21 @@ class Room:
     model: ScriptedModel
     session: str
     #: what each tool call was handed, and its argument
-    handed: list[tuple[Call, str]] = field(default_factory=list)
+    handed: list[tuple[Call, str]]
+    #: while set, a tool that was called waits for it before it answers
+    hold: list[asyncio.Event]
+    _make: Callable[[], App]
+    _running: AsyncExitStack
+
+    async def reborn(self) -> None:
+        """End the process that runs the sessions, and start another on the same store."""
+        await self._running.aclose()
+        self.app = self._make()
+        await self._running.enter_async_context(self.app.running())
+
+    async def another(self, who: str) -> str:
+        """Open another session, and return its id."""
+        return (await self.app.commands.open_session(caller(who))).id
 
     async def post(self, who: str, text: str, **options: Any) -> int:
         """Post a message, and return its place in the inbox."""
@@ -177,11 +191,27 @@ async def room(
     clock, model = VirtualClock(START_MS), ScriptedModel(answers, last=1_000)
     agent = Agent("assistant", model=model, instructions="You take notes.", **options)
     handed: list[tuple[Call, str]] = []
+    hold: list[asyncio.Event] = []
 
     @agent.tool(effect="write", keyed=True, say="write down {what}")
     async def note(call: Call, what: str) -> str:
         handed.append((call, what))
+        for event in hold:
+            await event.wait()
         return f"noted {what}"
+
+    @agent.tool(effect="read")
+    async def look(call: Call, what: str) -> str:
+        handed.append((call, what))
+        for event in hold:
+            await event.wait()
+        return f"saw {what}"
+
+    @agent.tool(effect="book", keyed=True, say="book {what}")
+    async def book(call: Call, what: str) -> str:
+        handed.append((call, what))
+        call.made("reservation", what, source="restaurant")
+        return f"booked {what}"
 
     @agent.tool(effect="pay", keyed=True, consent="always", say="pay {what}")
     async def pay(call: Call, what: str) -> str:
@@ -190,12 +220,18 @@ async def room(
 
     @agent.source("restaurant", standard_webhook(SECRETS["restaurant"]))
     def restaurant(body: bytes) -> Heard:
-        return Heard(text=body.decode())
+        text = body.decode()
+        return Heard(text, about=[("reservation", name) for name in re.findall(r"\bR\d+", text)])
 
-    async with open_store(clock.now_ms) as kept:
+    ids = CountingIds()
+    async with open_store(clock.now_ms) as kept, AsyncExitStack() as running:
         store = around(kept)
-        app = App(agent, store=store, clock=clock, ids=CountingIds(), limits=limits)
-        async with app.running():
-            record = await app.commands.open_session(caller("alice"))
-            await store.bind("restaurant", record.id)
-            yield Room(app, store, clock, model, record.id, handed)
+
+        def make() -> App:
+            return App(agent, store=store, clock=clock, ids=ids, limits=limits)
+
+        app = make()
+        await running.enter_async_context(app.running())
+        record = await app.commands.open_session(caller("alice"))
+        await store.bind("restaurant", record.id)
+        yield Room(app, store, clock, model, record.id, handed, hold, make, running)

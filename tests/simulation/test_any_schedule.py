@@ -108,10 +108,10 @@ class Story:
             await self.work
 
     async def crash(self) -> None:
-        if self.disputed:  # what was shown under our own right by another is beyond what a cursor can say
-            return
         for page in self.pages:
             await self.cut(page)
+        if self.disputed:  # what was shown under our own right by another is beyond what a cursor can say
+            return
         await self.end()
         await self.start()
 

@@ -36,6 +36,7 @@ from sayso.core.rows import (
     Ending,
     InputBody,
     InputRetractedBody,
+    InputSupersededBody,
     ModelCalledBody,
     ModelSaidBody,
     NoticeBody,
@@ -44,6 +45,7 @@ from sayso.core.rows import (
     RequestRefusedBody,
     Row,
     SessionChangedBody,
+    SessionClosedBody,
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
@@ -270,6 +272,9 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
         InputRetractedBody(10, 9, "user:alice"),
         heard(InputKind.RETRACT, ALICE, retracts=9),
         SessionChangedBody(11, "user:alice", text, Others.REFUSE),
+        InputSupersededBody(12, text),
+        SessionClosedBody(13, "user:alice", 900),
+        heard(InputKind.CLOSE, ALICE),
         heard(InputKind.SETTINGS, ALICE, settings=SettingsChange(text, Others.REFUSE)),
     )
 

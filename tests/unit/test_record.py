@@ -24,6 +24,7 @@ from sayso.core.rows import (
     EffectGoneBody,
     Ending,
     InputRetractedBody,
+    InputSupersededBody,
     Kind,
     ModelCalledBody,
     ModelSaidBody,
@@ -32,6 +33,7 @@ from sayso.core.rows import (
     ParticipantChangedBody,
     RequestRefusedBody,
     SessionChangedBody,
+    SessionClosedBody,
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
@@ -177,6 +179,9 @@ SENTENCES: list[tuple[Body, str]] = [
         "user:alice: its title is ‹Friday⏎› and others are refused meanwhile",
     ),
     (SessionChangedBody(9, "user:alice", None, Others.QUEUE), "user:alice: others wait their turn meanwhile"),
+    (InputSupersededBody(9, "the session was closed\n"), "input 9 is not acted on: the session was closed⏎"),
+    (SessionClosedBody(9, "user:alice", 900), "by user:alice; nothing more comes in"),
+    (heard(InputKind.CLOSE, ALICE), "alice closes the session"),
     (
         heard(InputKind.SETTINGS, ALICE, settings=SettingsChange(others=Others.REFUSE)),
         "alice asks: others are refused meanwhile",
@@ -300,6 +305,8 @@ PRIVATE: list[Body] = [
     ParticipantChangedBody(10, "user:bob", SessionRole.MEMBER, "user:alice"),
     InputRetractedBody(11, 9, "user:bob"),
     SessionChangedBody(12, "user:alice", "Friday", Others.QUEUE),
+    InputSupersededBody(13, "the session was closed"),
+    SessionClosedBody(14, "user:alice", 900),
 ]
 
 

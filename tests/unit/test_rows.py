@@ -30,6 +30,7 @@ from sayso.core.rows import (
     Ending,
     InputBody,
     InputRetractedBody,
+    InputSupersededBody,
     Insert,
     Kind,
     ModelCalledBody,
@@ -40,6 +41,7 @@ from sayso.core.rows import (
     Release,
     RequestRefusedBody,
     SessionChangedBody,
+    SessionClosedBody,
     Table,
     ToolIntendedBody,
     ToolResultBody,
@@ -225,8 +227,8 @@ KEYS = {
 
 
 def said(change: Change) -> str:
-    """A change on one line: `+` adds a row, `=` takes the place of one, `-` drops one, `{key}` changes one, `if` one
-    of these."""
+    """A change on one line: `+` adds a row, `=` takes the place of one, `-` drops one, `{key}` changes one,
+    `{*}` all, `if` one of these."""
     if isinstance(change, Release):
         return f"-attachment n={change.n}"
     if isinstance(change, Delete):
@@ -234,7 +236,7 @@ def said(change: Change) -> str:
     values = " ".join(f"{name}={value}" for name, value in change.values.items())
     if isinstance(change, Insert):
         return f"{'=' if change.replace else '+'}{change.table} {values}"
-    key = " ".join(f"{name}={value}" for name, value in change.key.items())
+    key = "*" if change.all else " ".join(f"{name}={value}" for name, value in change.key.items())
     return f"{change.table}{{{key}}} {values}" + (f" if {' '.join(change.when)}" if change.when else "")
 
 
@@ -272,6 +274,18 @@ CHANGED: list[tuple[Body, list[str]]] = [
     (
         SessionChangedBody(5, "user:alice", "Friday", Others.REFUSE),
         ["inbox{n=5} state=taken taken_seq=7 if queued", "session{} title=Friday others=refuse"],
+    ),
+    (
+        InputSupersededBody(5, "the session was closed"),
+        ["inbox{n=5} state=taken taken_seq=7 if queued", "-attachment n=5"],
+    ),
+    (
+        SessionClosedBody(5, "user:alice", 900),
+        [
+            "inbox{n=5} state=taken taken_seq=7 if queued",
+            "inbox{*} state=taken taken_seq=7 if queued",
+            "session{} closed_at_ms=900",
+        ],
     ),
     (
         SessionChangedBody(5, "user:alice", ""),
@@ -451,7 +465,7 @@ def test_what_a_row_changes_follows_from_its_place_and_body_alone(body: Body) ->
 @pytest.mark.parametrize("body", EXAMPLES, ids=numbered(EXAMPLES))
 def test_every_change_names_a_row_of_this_session_by_its_whole_key(body: Body) -> None:
     for change in changes(row(body)):
-        if isinstance(change, Release):
+        if isinstance(change, Release) or (isinstance(change, Update) and change.all and not change.key):
             continue
         key = change.values if isinstance(change, Insert) else change.key
         assert key.keys() >= KEYS[change.table]
@@ -493,6 +507,7 @@ def test_an_input_is_taken_once() -> None:
     assert {row(body).kind for body in taking} == {
         *(Kind.INPUT, Kind.NOTICE, Kind.ANSWER_REFUSED, Kind.CONFLICT_SETTLED),
         *(Kind.REQUEST_REFUSED, Kind.PARTICIPANT_CHANGED, Kind.INPUT_RETRACTED, Kind.SESSION_CHANGED),
+        *(Kind.INPUT_SUPERSEDED, Kind.SESSION_CLOSED),
         *(Kind.CONSENT_APPROVED, Kind.CONSENT_DECLINED, Kind.CONSENT_EXPIRED),
     }
     assert all({*guards(body, Table.INBOX)} == {("queued",)} for body in taking)
@@ -538,6 +553,7 @@ def test_a_calls_arguments_read_back_from_its_side_table() -> None:
         (InputKind.PARTICIPANT, Lane.CONTROL),
         (InputKind.RETRACT, Lane.CONTROL),
         (InputKind.SETTINGS, Lane.CONTROL),
+        (InputKind.CLOSE, Lane.CONTROL),
     ],
 )
 def test_answers_expiries_and_notices_overtake_the_queue(kind: InputKind, lane: Lane) -> None:

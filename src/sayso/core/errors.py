@@ -72,6 +72,14 @@ class CrossUser(Refused):
         self.session = session
 
 
+class NotSettled(Refused):
+    """What was accepted of the session is not known to be stored, so it can't be closed: it stays open and whole."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session}: what was said last is not known to be stored; close it once it is")
+        self.session = session
+
+
 class SessionClosed(Refused):
     """The session was closed: its history stands, and nothing comes in any more."""
 

@@ -48,6 +48,8 @@ class InputKind(StrEnum):
     RETRACT = "retract"
     #: a person asks that the session goes by another title, or treats others otherwise
     SETTINGS = "settings"
+    #: a person asks that the session ends
+    CLOSE = "close"
     #: a bare yes or no that fits no question, or several: the runtime asks which (K20)
     UNCLEAR = "unclear"
 
@@ -145,7 +147,7 @@ class Input:
                 return Lane.NORMAL
             case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY | InputKind.CHOICE:
                 return Lane.CONTROL
-            case InputKind.PARTICIPANT | InputKind.RETRACT | InputKind.SETTINGS:
+            case InputKind.PARTICIPANT | InputKind.RETRACT | InputKind.SETTINGS | InputKind.CLOSE:
                 return Lane.CONTROL
 
 

@@ -23,6 +23,7 @@ from sayso.core.rows import (
     EffectGoneBody,
     InputBody,
     InputRetractedBody,
+    InputSupersededBody,
     ModelCalledBody,
     ModelSaidBody,
     NoticeBody,
@@ -31,6 +32,7 @@ from sayso.core.rows import (
     RequestRefusedBody,
     Row,
     SessionChangedBody,
+    SessionClosedBody,
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
@@ -92,6 +94,8 @@ def heard(received: Input, event_id: str) -> str:
             return f"{received.principal} keeps {received.choice.keep} rows from {received.choice.from_seq} on"
         case InputKind.RETRACT:
             return f"{who} takes back input {received.retracts}"
+        case InputKind.CLOSE:
+            return f"{who} closes the session"
         case InputKind.SETTINGS:
             assert received.settings is not None
             return f"{who} asks: {_settings(received.settings)}"
@@ -109,10 +113,10 @@ def persisted(received: Input, event_id: str) -> str:
     match received.kind:
         case InputKind.EXPIRY:
             return f"{id_} from the runtime's timer"
-        case InputKind.ANSWER | InputKind.CHOICE | InputKind.PARTICIPANT | InputKind.RETRACT | InputKind.SETTINGS:
-            return f"{heard(received, event_id)} ({received.verified}); now acknowledged"
-        case _:
+        case InputKind.MESSAGE | InputKind.EVENT | InputKind.NOTICE | InputKind.UNCLEAR:
             return f"{id_} from {received.principal.id}, verified by {received.verified}; now acknowledged"
+        case _:
+            return f"{heard(received, event_id)} ({received.verified}); now acknowledged"
 
 
 def _turn_start(row: Row, body: TurnStartBody) -> str:
@@ -190,6 +194,10 @@ def sentence(row: Row) -> str:
             return f"{by} keeps the stored rows from {first} on; passed over: {passed_over}"
         case InputRetractedBody(entry=entry, by=by):
             return f"{by} took back input {entry} before anybody looked at it"
+        case InputSupersededBody(n=n, reason=reason):
+            return f"input {n} is not acted on: {plain(reason, chars_max=200)}"
+        case SessionClosedBody(by=by):
+            return f"by {by}; nothing more comes in"
         case SessionChangedBody() as body:
             return f"{body.by}: {_settings(body)}"
         case ParticipantChangedBody(principal=principal, role=role, by=by):

@@ -57,7 +57,9 @@ class Kind(StrEnum):
     REQUEST_REFUSED = "request.refused"
     PARTICIPANT_CHANGED = "participant.changed"
     INPUT_RETRACTED = "input.retracted"
+    INPUT_SUPERSEDED = "input.superseded"
     SESSION_CHANGED = "session.changed"
+    SESSION_CLOSED = "session.closed"
 
 
 class Ending(StrEnum):
@@ -365,6 +367,23 @@ class SessionChangedBody:
     others: Others | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class InputSupersededBody:
+    """An input that waited is not acted on, and why (A10)."""
+
+    n: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosedBody:
+    """The session ended: its last row. Nothing comes in any more, and what still waited is not acted on."""
+
+    n: int
+    by: str
+    received_at_ms: int
+
+
 Body = (
     InputBody
     | NoticeBody
@@ -389,7 +408,9 @@ Body = (
     | RequestRefusedBody
     | ParticipantChangedBody
     | InputRetractedBody
+    | InputSupersededBody
     | SessionChangedBody
+    | SessionClosedBody
 )
 
 _BODIES: dict[Kind, type[Any]] = {
@@ -416,7 +437,9 @@ _BODIES: dict[Kind, type[Any]] = {
     Kind.REQUEST_REFUSED: RequestRefusedBody,
     Kind.PARTICIPANT_CHANGED: ParticipantChangedBody,
     Kind.INPUT_RETRACTED: InputRetractedBody,
+    Kind.INPUT_SUPERSEDED: InputSupersededBody,
     Kind.SESSION_CHANGED: SessionChangedBody,
+    Kind.SESSION_CLOSED: SessionClosedBody,
 }
 _KINDS: dict[type[Any], Kind] = {body: kind for kind, body in _BODIES.items()}
 _ADAPTERS: dict[Kind, TypeAdapter[Any]] = {kind: TypeAdapter(body) for kind, body in _BODIES.items()}
@@ -543,12 +566,14 @@ class Insert:
 @dataclass(frozen=True, slots=True)
 class Update:
     """New values for one row of a side table. With `when`, the row must be in one of these states,
-    or the whole write is refused (`IllegalChange`): this is where a consent can't be used twice."""
+    or the whole write is refused (`IllegalChange`): this is where a consent can't be used twice.
+    With `all`, for every row of the session that is in one of these states, if there are any."""
 
     table: Table
     key: Mapping[str, Scalar]
     values: Mapping[str, Scalar]
     when: tuple[str, ...] = field(default=())
+    all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -710,6 +735,12 @@ def changes(row: Row) -> tuple[Change, ...]:
             return (_taken(body.n, seq), _participant(seq, body))
         case InputRetractedBody(n=n, entry=entry):
             return (_taken(n, seq), _taken(entry, seq), Release(entry))
+        case InputSupersededBody(n=n):
+            return (_taken(n, seq), Release(n))
+        case SessionClosedBody(n=n, received_at_ms=at_ms):
+            # what came in after the owner's last look, and before this row, is taken by it
+            rest = Update(Table.INBOX, {}, {"state": "taken", "taken_seq": seq}, when=("queued",), all=True)
+            return (_taken(n, seq), rest, Update(Table.SESSION, {}, {"closed_at_ms": at_ms}))
         case SessionChangedBody() as body:
             new: dict[str, Scalar] = {"title": body.title, "others": body.others}
             values = {column: value for column, value in new.items() if value is not None}

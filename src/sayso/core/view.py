@@ -25,6 +25,7 @@ from sayso.core.rows import (
     EffectGoneBody,
     InputBody,
     InputRetractedBody,
+    InputSupersededBody,
     ModelCalledBody,
     ModelSaidBody,
     NoticeBody,
@@ -32,6 +33,7 @@ from sayso.core.rows import (
     RequestRefusedBody,
     Row,
     SessionChangedBody,
+    SessionClosedBody,
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
@@ -197,6 +199,10 @@ def _body(row: Row) -> Json:
             return {"by": by, "reason": reason}
         case InputRetractedBody(entry=entry, by=by):
             return {"input": entry, "by": by}
+        case InputSupersededBody(n=n, reason=reason):
+            return {"input": n, "reason": reason}
+        case SessionClosedBody(by=by, received_at_ms=at):
+            return {"by": by, "received_at_ms": at}
         case SessionChangedBody(title=title, others=others, by=by):
             return {"title": title, "others": others, "by": by}
         case ParticipantChangedBody(principal=principal, role=role, by=by):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sayso.core.errors import NotFound
+from sayso.core.errors import NotFound, SessionClosed
 from sayso.core.inputs import Input, InputKind
 from sayso.core.labels import OUTSIDER, Part
 from sayso.core.operation import Ref
@@ -33,6 +33,9 @@ class Receipt:
     status: int
     put: Put | None = None
 
+
+#: why an input is in no session, where one would have taken it
+ENDED = "the session that it is for has ended"
 
 #: stored, a repeat, a suspect replay, unmatched: all the same to the sender
 ACCEPTED = 202
@@ -76,7 +79,10 @@ class Admission:
             return Receipt(verified.status)
         event_id = verified.event_id or self._ids.event()
         entry = await self._entry(door, request, verified, event_id)
-        put = await self._store.put(entry)
+        try:
+            put = await self._store.put(entry)
+        except (SessionClosed, NotFound):  # it ended after it was found
+            put = await self._store.put(replace(entry, session=None, unclaimed_because=ENDED))
         if put.outcome is PutOutcome.STORED and put.session is not None:
             self._hints.hint(put.session)
         return Receipt(ACCEPTED, put)
@@ -112,14 +118,17 @@ class Admission:
     async def _route(self, source: str, about: tuple[Ref, ...]) -> tuple[str | None, str]:
         """Return the session of the first named thing that a tool made for this source, else the source's
         default session, else None and why. A thing that two sessions made is ambiguous: it names neither, and
-        no other rule may guess."""
+        no other rule may guess; nor where the session that made it has ended."""
         rows = await self._store.refs(source, about) if about else []
         for ref in about:
-            sessions = {row.session for row in rows if row.ref == ref}
+            made_by = [row for row in rows if row.ref == ref]
+            sessions = {row.session for row in made_by if not row.closed}
             if len(sessions) > 1:
                 return None, "more than one session made what it names"
             if sessions:
                 return sessions.pop(), ""
+            if made_by:
+                return None, ENDED
         return await self._store.bound(source), "no session knows what it names"
 
 

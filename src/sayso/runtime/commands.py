@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from sayso.core.authority import may_manage, may_post
 from sayso.core.canonical import digest
 from sayso.core.consent import ConsentState, Standing
-from sayso.core.errors import Forbidden, Invalid, NotFound
+from sayso.core.errors import Forbidden, Invalid, NotFound, NotSettled
 from sayso.core.inputs import Answer, Choice, Input, InputKind, Keep, Restated
 from sayso.core.labels import RUNTIME, USER, Part
 from sayso.core.origin import Principal, PrincipalKind
@@ -32,10 +32,11 @@ from sayso.core.rows import (
     RequestRefusedBody,
     Row,
     SessionChangedBody,
+    SessionClosedBody,
 )
 from sayso.core.session import Position, SessionRecord, SessionRole
 from sayso.core.text import scrub
-from sayso.journal.append import JournalStatus
+from sayso.journal.append import JournalState, JournalStatus
 from sayso.journal.feed import Captured, Feeds, Listener
 from sayso.journal.follow import capture, follow
 from sayso.journal.frames import Frame, Published, farewell
@@ -70,6 +71,10 @@ class Owners(Hints, Protocol):
 
     async def give_up(self, session: str) -> bool:
         """Let a disputed session go."""
+        ...
+
+    async def delete(self, session: str) -> bool:
+        """Delete a session."""
         ...
 
 
@@ -194,6 +199,34 @@ class Commands:
         if not may_manage(seat.role):
             raise Forbidden("this is for the session's owner")
         return seat
+
+    async def close_session(
+        self, by: Caller, session: str, *, idempotency_key: str | None = None
+    ) -> tuple[Put, Row | None]:
+        """Ask that a session ends: its turn is cancelled, its questions are withdrawn, what waits is not acted on, and
+        nothing comes in any more. Its history stays. With the row that is so; None: it will be.
+
+        Raises:
+            NotFound, Forbidden: see `may_manage`.
+            NotSettled: what was accepted of it can't be stored now, also after one more try. Nothing was asked, and
+                the session is as it was.
+            SessionClosed: it was closed before.
+        """
+        await self.may_manage(by, session)
+        if (await self._owners.reconcile(session)).state in (JournalState.RETRYING, JournalState.CONFLICT):
+            raise NotSettled(session)
+        received = Input(InputKind.CLOSE, by.principal, by.verified)
+        return await self.ask(by, session, received, {"close": session}, idempotency_key=idempotency_key)
+
+    async def delete_session(self, by: Caller, session: str) -> None:
+        """Delete a session and everything of it, at once: also what is running, and what is not stored yet.
+
+        Raises:
+            NotFound, Forbidden: see `may_manage`.
+            StoreUnavailable, CommitUnknown: it may still be there.
+        """
+        await self.may_manage(by, session)
+        await self._owners.delete(session)
 
     async def waiting(self, by: Caller, session: str) -> int:
         """Return how many inputs of the session are stored and not taken yet, counted up to a page."""
@@ -414,7 +447,10 @@ class Commands:
         """
         await self.session(by, session)
         most = min(limit or self._limits.history_rows, self._limits.history_rows)
-        return await capture(self._store, self._feeds, session, limit=most, before=before)
+        captured = await capture(self._store, self._feeds, session, limit=most, before=before)
+        if not captured.rows:  # none yet, or it was deleted meanwhile: that is no empty history
+            await self.session(by, session)
+        return captured
 
     async def follow(
         self, by: Caller, session: str, *, after: Position | None = None, token: Position | None = None
@@ -440,6 +476,8 @@ class Commands:
         """
         async with aclosing(frames) as coming:
             async for frame in coming:
+                if frame.event == "resume":  # of a session that was deleted meanwhile nobody is told to drop anything
+                    await self.session(by, session)
                 yield frame
                 if frame.kind is Kind.PARTICIPANT_CHANGED and frame.id is not None:
                     await self._feeds.durable_at(session, Position.parse(frame.id))
@@ -485,5 +523,7 @@ def _settles(row: Row, n: int) -> bool:
             return body.n == n
         case RequestRefusedBody() | ParticipantChangedBody() | InputRetractedBody() | SessionChangedBody() as asked:
             return asked.n == n
+        case SessionClosedBody():
+            return True
         case _:
             return False

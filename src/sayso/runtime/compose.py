@@ -19,6 +19,7 @@ from sayso.core.rows import (
     ConsentUsedBody,
     ConsentWithdrawnBody,
     Draft,
+    Ending,
     ModelCalledBody,
     ModelSaidBody,
     NoticeBody,
@@ -212,6 +213,30 @@ def told(called: Called, turn: Turn, reason: str) -> list[Draft]:
         _result(called, turn, Outcome.UNKNOWN, by_runtime(text), ()),
         Draft(NoticeBody((by_runtime(text),)), turn.id),
     ]
+
+
+def cancelled(turn: Turn, reason: str) -> list[Draft]:
+    """Return the rows that end a turn whose work was given up: a result for each call that has none, and the end.
+    What may have happened is said to be unknown, never undone."""
+    drafts = [
+        result
+        for planned in turn.plan
+        if planned.state is not CallState.SETTLED
+        for result in _given_up(planned, turn, reason)
+    ]
+    return [*drafts, ended(turn, End(Ending.CANCELLED, reason))]
+
+
+def _given_up(planned: Planned, turn: Turn, reason: str) -> list[Draft]:
+    out = planned.state in (CallState.SENT, CallState.UNKNOWN)
+    if out and planned.called.is_operation:
+        text = f"{planned.called.tool} may or may not have happened: {reason}."
+        return [
+            _result(planned.called, turn, Outcome.UNKNOWN, by_runtime(text), ()),
+            Draft(NoticeBody((by_runtime(text),)), turn.id),
+        ]
+    outcome = Outcome.FAILED if out else Outcome.NOT_STARTED
+    return [closed(planned.called, outcome, reason, turn)]
 
 
 def lost(turn: Turn) -> list[Draft]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from sayso.core.contract import Contract
 from sayso.core.errors import Unresolved
+from sayso.core.inputs import InputKind
 from sayso.core.operation import Settlement, settlement
 from sayso.core.retry import delay_ms
 from sayso.core.rows import Called, Draft, Outcome
@@ -59,7 +60,7 @@ from sayso.runtime.ports import (
     Tools,
 )
 from sayso.runtime.rules import Rules
-from sayso.storage.store import Claimed, Released, Store
+from sayso.storage.store import Claimed, InboxRow, Released, Store
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,18 @@ Happening = ModelEnded | Attempt | Broken | None
 class Driver:
     """The owner of one session, from claim to release."""
 
-    def __init__(self, around: Around, claimed: Claimed, loaded: Loaded, journal: Journal, spawn: Spawn) -> None:
+    def __init__(
+        self,
+        around: Around,
+        claimed: Claimed,
+        loaded: Loaded,
+        journal: Journal,
+        spawn: Spawn,
+        *,
+        on_rest: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_rest` is called whenever nothing is left to do."""
+        self._on_rest = on_rest
         self._around, self._token, self._loaded, self._journal = around, claimed.token, loaded, journal
         self._spawn = spawn
         self._inbox = Inbox(
@@ -142,16 +154,25 @@ class Driver:
         self._waiting_shown = 0
         self._hinted = True
         self._resting = False
+        #: since when nothing was left to do; None while something is
+        self.rests_since_ms: int | None = None
+        #: another session needs its place, so it lets go if it can
+        self.leaves = False
         self._stopping = False
 
     @property
     def at_rest(self) -> bool:
         """Whether the session waits for something to come in, and for nothing else."""
-        return self._resting and not self._hinted
+        return self._resting and not self._hinted and not self.leaves
 
     def hint(self) -> None:
         """Look at the inbox."""
         self._hinted = True
+        self._happenings.put_nowait(None)
+
+    def let_go(self) -> None:
+        """Give the session up now, if it still rests when this is heard; for another one that needs the place."""
+        self.leaves = True
         self._happenings.put_nowait(None)
 
     def stop(self) -> None:
@@ -196,25 +217,55 @@ class Driver:
         store too, which must know what came of the one before."""
         await self._flush()
         for entry in await self._inbox.look():
+            if entry.input.kind is InputKind.CLOSE:
+                await self._close(entry)
+                return
             self._stage(await self._inbox.settle(entry))
             await self._flush()
+
+    async def _close(self, entry: InboxRow) -> None:
+        """Write the session's last rows: what is out is given up, the turn ends, and nothing more begins. What answered
+        before that keeps its answer."""
+        await self._abandon()
+        while not self._happenings.empty():
+            happening = self._happenings.get_nowait()
+            if isinstance(happening, Attempt) and happening.came in (Came.OK, Came.FAILED):
+                self._attempted(happening)
+        self._journal.erase()
+        why = f"the session was closed by {entry.input.principal}"
+        if self._loaded.turn is not None:
+            self._stage(compose.cancelled(self._loaded.turn, why))
+        self._stage(self._inbox.closing(entry, why))
+        await self._flush()
 
     async def _idle(self) -> bool:
         """Wait for the next happening, and take it in. Return whether the session was released instead."""
         self._show_queue()
         busy = self._loaded.turn is not None or bool(self._out)
+        if self._loaded.closed:
+            return await self._released()
         self._resting = not busy
+        if not busy:
+            self.rests_since_ms = self._around.clock.now_ms()
+            self._on_rest()
         try:
             async with asyncio.timeout(None if busy else self._around.limits.linger_ms / 1000):
                 happening = await self._happenings.get()
         except TimeoutError:
-            released = await self._around.store.release(self._token, looked_to=self._inbox.looked_to)
-            self._hinted = released is Released.MORE
-            return released is not Released.MORE
+            return await self._released()
         finally:
-            self._resting = False
+            self._resting, self.rests_since_ms = False, None
         self._take(happening)
-        return False
+        try:
+            return self.leaves and not busy and not self._hinted and await self._released()
+        finally:
+            self.leaves = False
+
+    async def _released(self) -> bool:
+        """Give the session up, unless something came in since the last look (K22)."""
+        released = await self._around.store.release(self._token, looked_to=self._inbox.looked_to)
+        self._hinted = self._hinted or released is Released.MORE
+        return released is not Released.MORE
 
     def _show_queue(self) -> None:
         """Tell those who listen how many inputs wait, when that has changed; not whose, nor what they say."""
@@ -276,7 +327,7 @@ class Driver:
 
         What has nothing to run after all (a void consent, a question back to a person) ends without a turn.
         """
-        if self._stopping:
+        if self._stopping or self._loaded.closed:
             return False
         owed = self._loaded.owed
         if owed is None:

@@ -30,10 +30,12 @@ from sayso.core.rows import (
     EffectGoneBody,
     InputBody,
     InputRetractedBody,
+    InputSupersededBody,
     NoticeBody,
     ParticipantChangedBody,
     RequestRefusedBody,
     SessionChangedBody,
+    SessionClosedBody,
     TurnStartBody,
     decode_arguments,
 )
@@ -47,6 +49,8 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+#: past every place of an inbox
+ALL = 2**62
 #: waits so many milliseconds
 Sleep = Callable[[int], Coroutine[Any, Any, None]]
 
@@ -171,6 +175,18 @@ class Inbox:
             return RequestRefusedBody(entry.n, str(by), f"input {n} can't be taken back: it doesn't wait any more")
         self._waiting.remove(mine)
         return InputRetractedBody(entry.n, n, str(by))
+
+    def closing(self, entry: InboxRow, why: str) -> list[Draft]:
+        """Return the last rows of a session: open questions and unused answers are withdrawn, what waits is not
+        acted on."""
+        moot = [s for s in self._loaded.standings.values() if s.state in (ConsentState.OPEN, ConsentState.APPROVED)]
+        waiting, self._waiting = self._waiting, deque()
+        self.looked_to = ALL  # what still comes in before the last row is taken by it
+        return [
+            *(Draft(ConsentWithdrawnBody(standing.consent.id, why)) for standing in moot),
+            *(Draft(InputSupersededBody(left.n, why)) for left in waiting),
+            Draft(SessionClosedBody(entry.n, str(entry.input.principal), entry.received_at_ms)),
+        ]
 
     # the normal lane
 

@@ -18,6 +18,7 @@ from sayso.core.rows import (
     ConsentUsedBody,
     ConsentWithdrawnBody,
     Row,
+    SessionClosedBody,
     TurnAskBody,
     TurnStartBody,
 )
@@ -41,6 +42,8 @@ class Loaded:
     standings: dict[str, Standing]
     turn: Turn | None = None
     turn_body: TurnStartBody | None = None
+    #: its last row is written: nothing comes in, and nothing goes on
+    closed: bool = False
 
     def take(self, row: Row) -> None:
         """Take an accepted row into account."""
@@ -63,6 +66,8 @@ class Loaded:
                 self.standings[id_] = replace(self.standings[id_], state=ConsentState.EXPIRED)
             case ConsentWithdrawnBody(consent=id_):
                 self.standings[id_] = replace(self.standings[id_], state=ConsentState.WITHDRAWN, due_seq=None)
+            case SessionClosedBody():
+                self.closed = True
             case ConsentUsedBody(consent=id_):
                 self.standings[id_] = replace(self.standings[id_], state=ConsentState.USED)
             case _:
@@ -117,6 +122,7 @@ async def load(store: Store, record: SessionRecord, rules: Rules, limits: Limits
     states = (ConsentState.OPEN, ConsentState.APPROVED)
     standings = {s.consent.id: s for s in await store.standings(record.id, states=states, due=True)}
     loaded = Loaded(record.id, record.owner, record.turns, record.consents, context, standings)
+    loaded.closed = record.closed_at_ms is not None
     if record.turn is not None and record.turn_seq is not None:
         rows = [r for r in past if r.seq >= record.turn_seq]
         if not rows or rows[0].seq > record.turn_seq:  # a turn longer than the window

@@ -36,6 +36,14 @@ class Disputed:
     rows: tuple[Row, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A session's owner here, and its right to it."""
+
+    task: asyncio.Task[None]
+    token: Token
+
+
 class Worker:
     """One node's work. `run` returns after `stop`; one task owns each session meanwhile."""
 
@@ -48,6 +56,10 @@ class Worker:
         self._disputed: dict[str, Disputed] = {}
         #: how often in a row a session's owner failed here
         self._failures: dict[str, int] = {}
+        #: who owns each session here, and those that are being deleted
+        self._owner_of: dict[str, Owned] = {}
+        self._deleting: set[str] = set()
+        self._waiting_for_a_slot = 0
         self._stopping = False
         #: a claim, or a look at the timers, is on its way
         self._looking = {"claim": True, "timers": True}
@@ -67,6 +79,12 @@ class Worker:
     def owned(self) -> int:
         """How many sessions this worker owns now."""
         return len(self._drivers)
+
+    @property
+    def waiting_for_a_slot(self) -> int:
+        """How many sessions could not be claimed when last looked, because every slot is active; counted up to a
+        claim's size."""
+        return self._waiting_for_a_slot
 
     @property
     def at_rest(self) -> bool:
@@ -114,6 +132,35 @@ class Worker:
         self._wake.set()
         return True
 
+    # deleting
+
+    async def delete(self, session: str) -> bool:
+        """Delete a session, whoever owns it. Here nothing more is admitted first: what is out is given up, and what
+        was accepted and is not stored is not waited for. Afterwards nothing of it can land in the store any more, and
+        those who listen are sent away. False if there is none.
+
+        Raises:
+            StoreUnavailable, CommitUnknown: it may still be there, and goes on as after a crash if so.
+        """
+        self._deleting.add(session)
+        try:
+            owned = self._owner_of.get(session)
+            if owned is not None:
+                owned.task.cancel()
+                await asyncio.wait((owned.task,))
+            try:
+                deleted = await self._around.store.delete_session(session)
+            except (Busy, OutcomeUnknown):
+                if owned is not None:
+                    _ = self._spawn(self._give_back(owned.token))
+                raise
+        finally:
+            self._deleting.discard(session)
+        self._disputed.pop(session, None)
+        self._feeds.dismiss(session, "gone")
+        self._feeds.disown(session)
+        return deleted
+
     # life
 
     async def register(self) -> None:
@@ -144,19 +191,49 @@ class Worker:
         self._wake.set()
         while await self._woken():
             self._looking["claim"] = True
-            room = self._around.limits.sessions - len(self._drivers)
-            if room <= 0:
-                continue
+            room = self._around.limits.sessions - len(self._owner_of)
             try:
-                claimed = await self._around.store.claim(self._node, at_most=min(CLAIM_MAX, room))
+                if room <= 0:
+                    await self._make_room()
+                else:
+                    await self._claim(min(CLAIM_MAX, room))
             except (Busy, OutcomeUnknown) as error:
                 log.warning("no session claimed", extra={"cause": str(error)})
                 continue
-            for one in claimed:
-                self._own(one)
-            if len(claimed) == CLAIM_MAX:
-                self._wake.set()
             self._looking["claim"] = False
+
+    async def _claim(self, at_most: int) -> None:
+        claimed = await self._around.store.claim(self._node, at_most=at_most)
+        for one in claimed:
+            self._own(one)
+        if len(claimed) == at_most:  # there may be more
+            self._wake.set()
+        else:
+            self._waiting_for_a_slot = 0
+
+    async def _make_room(self) -> None:
+        """Every slot is taken: ask those that rested longest to let go, as many as wait to be claimed. Who works, or
+        stands still because the store does not follow, keeps its slot; then what waits stays stored, and is
+        claimed once a slot is free (H38)."""
+        waiting = await self._around.store.ready(at_most=CLAIM_MAX)
+        leaving = sum(driver.leaves for driver in self._drivers.values())
+        resting = sorted(
+            (since_ms, place)
+            for place, driver in enumerate(self._drivers.values())
+            if (since_ms := driver.rests_since_ms) is not None and not driver.leaves
+        )
+        drivers = tuple(self._drivers.values())
+        for _, place in resting[: max(0, waiting - leaving)]:
+            drivers[place].let_go()
+        unserved = max(0, waiting - leaving - len(resting))
+        if unserved and not self._waiting_for_a_slot:
+            log.warning("all slots are active", extra={"sessions": len(drivers), "waiting": unserved})
+        self._waiting_for_a_slot = unserved
+
+    def _rested(self) -> None:
+        """Somebody has nothing left to do, and others wait for a slot."""
+        if self._waiting_for_a_slot:
+            self._wake.set()
 
     async def _woken(self) -> bool:
         """Return at a hint, or after a while without one; False once the worker is to stop."""
@@ -184,8 +261,13 @@ class Worker:
         return self._tasks.create_task(work)
 
     def _own(self, claimed: Claimed) -> None:
-        owner = self._tasks.create_task(self._owned(claimed), name=f"session {claimed.token.session}")
+        session = claimed.token.session
+        if session in self._deleting:
+            _ = self._spawn(self._give_back(claimed.token))
+            return
+        owner = self._tasks.create_task(self._owned(claimed), name=f"session {session}")
         self._owners.add(owner)
+        self._owner_of[session] = Owned(owner, claimed.token)
         owner.add_done_callback(self._owners.discard)
 
     async def _owned(self, claimed: Claimed) -> None:
@@ -207,6 +289,7 @@ class Worker:
             await self._give_back(claimed.token)
         finally:
             self._drivers.pop(session, None)
+            self._owner_of.pop(session, None)
             if session not in self._disputed:
                 self._feeds.disown(session)
             self._wake.set()  # a hint that came to the driver after it had let go is heard here
@@ -216,7 +299,7 @@ class Worker:
         loaded = await load(around.store, claimed.record, around.rules, around.limits)
         feed = self._feeds.own(session)
         journal = Journal(around.store, feed, claimed.token, claimed.record, spawn=self._spawn)
-        driver = Driver(around, claimed, loaded, journal, self._spawn)
+        driver = Driver(around, claimed, loaded, journal, self._spawn, on_rest=self._rested)
         self._drivers[session] = driver
         if self._stopping:
             driver.stop()

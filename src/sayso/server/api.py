@@ -90,6 +90,17 @@ class Api:
         asked = await self._people.change(by, session, change, idempotency_key=idempotency_key)
         return self._settled(response, session, asked)
 
+    async def close_session(
+        self, by: By, session: str, response: Response, idempotency_key: IdempotencyKey = None
+    ) -> wire.Settled:
+        """End a session; its history stays. 200 with its last row, or 202: it will be settled."""
+        put, row = await self._commands.close_session(by, session, idempotency_key=idempotency_key)
+        return self._settled(response, session, (put.n, row))
+
+    async def delete_session(self, by: By, session: str) -> None:
+        """Delete a session and everything of it, at once."""
+        await self._commands.delete_session(by, session)
+
     async def get_queue(self, by: By, session: str) -> wire.QueueView:
         """Return what waits for its turn: the caller's own messages, and how many there are of all."""
         return wire.queue_view(await self._people.queue(by, session))

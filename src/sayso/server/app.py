@@ -59,6 +59,8 @@ def routes(
         call(session, api.get_session),
         call(f"{session}/inputs", api.post_input, methods=["POST"], status_code=202),
         call(session, api.change_session, methods=["PATCH"], responses=wire.NOT_DONE),
+        call(session, api.delete_session, methods=["DELETE"], status_code=204),
+        call(f"{session}/close", api.close_session, methods=["POST"], responses=wire.NOT_DONE),
         call(f"{session}/queue", api.get_queue),
         call(f"{session}/queue/{{n}}", api.retract_input, methods=["DELETE"], responses=wire.NOT_DONE),
         Route(f"{session}/uploads", uploads),

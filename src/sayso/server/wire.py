@@ -569,6 +569,7 @@ TABLE: Mapping[type[errors.SaysoError], Verdict] = {
     ),
     TooSlow: Verdict(408, "too-slow", "The body didn't arrive in time"),
     errors.CrossUser: Verdict(409, "cross-user-interjection", "Another person is being answered"),
+    errors.NotSettled: Verdict(409, "not-settled", "What was said last is not known to be stored"),
     errors.SessionClosed: Verdict(409, "closed", "The session was closed"),
     errors.RequestRefused: Verdict(409, "request-refused", "The session can't do that as it is"),
     errors.AnswerRefused: Verdict(409, "answer-refused", "The answer isn't one to this question"),

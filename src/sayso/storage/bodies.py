@@ -77,6 +77,9 @@ class BodyStore(ABC):
     async def claim(self, node: str, *, at_most: int) -> list[Claimed]:
         return await self._write(statements.claim, node, [secrets.token_hex(8) for _ in range(at_most)])
 
+    async def ready(self, *, at_most: int) -> int:
+        return await self._read(statements.ready, at_most)
+
     async def release(self, token: Token, *, looked_to: int) -> Released:
         return await self._write(statements.release, token, looked_to)
 
@@ -90,6 +93,11 @@ class BodyStore(ABC):
 
     async def create_session(self, session: str, *, owner: Principal, title: str) -> SessionRecord:
         return await self._write(statements.create_session, session, owner, title)
+
+    async def delete_session(self, session: str) -> bool:
+        deleted = await self._write(statements_door.delete_session, session)
+        await self._sweep()
+        return deleted
 
     async def session(self, session: str) -> SessionRecord | None:
         return await self._read(statements.session, session)

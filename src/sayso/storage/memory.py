@@ -95,7 +95,6 @@ class _Seen:
     received_at_ms: int
     until_ms: int
     id_signed: bool
-    head: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +144,10 @@ class MemoryStore:
             kept.record = replace(kept.record, state=SessionState.OWNED, node=node, epoch=epoch, nonce=nonce)
             claimed.append(Claimed(Token(kept.record.id, epoch, nonce), kept.record))
         return claimed
+
+    async def ready(self, *, at_most: int) -> int:
+        ready = [kept for kept in self._sessions.values() if kept.record.state is SessionState.READY]
+        return min(len(ready), at_most)
 
     async def release(self, token: Token, *, looked_to: int) -> Released:
         kept = self._owned(token)
@@ -221,6 +224,14 @@ class MemoryStore:
         )
         self._sessions[session] = _Session(record)
         return record
+
+    async def delete_session(self, session: str) -> bool:
+        kept = self._sessions.pop(session, None)
+        if kept is None:
+            return False
+        self._release_all(kept)
+        self._bound = {source: bound for source, bound in self._bound.items() if bound != session}
+        return True
 
     async def session(self, session: str) -> SessionRecord | None:
         kept = self._sessions.get(session)
@@ -330,7 +341,8 @@ class MemoryStore:
             for session, kept in sorted(self._sessions.items()):
                 side = kept.tables[Table.REF].get(key)
                 if side is not None:
-                    found.append(RefRow(session, ref, side["state"], side["operation"], side["seq"]))
+                    closed = kept.record.closed_at_ms is not None
+                    found.append(RefRow(session, ref, side["state"], side["operation"], side["seq"], closed))
         return found
 
     async def side_tables(self, session: str) -> dict[str, list[tuple[Scalar, ...]]]:
@@ -427,13 +439,15 @@ class MemoryStore:
             else:
                 noted = shape.other_content(entry, about)
         await self.note(noted)
-        node = None if known.session is None else self._sessions[known.session].record.node
-        return Put(outcome, known.session, known.n, known.received_at_ms, known.head, node)
+        kept = self._sessions.get(known.session or "")
+        first = None if kept is None else kept.inbox.get(known.n or 0)
+        head, node = (0, None) if kept is None or first is None else (first.at_seq, kept.record.node)
+        return Put(outcome, known.session, known.n, known.received_at_ms, head, node)
 
     def _remember(self, entry: Entry, kept: _Session | None, now: int) -> None:
-        n, head = (None, 0) if kept is None else (kept.record.inbox_tail, kept.record.head)
+        n = None if kept is None else kept.record.inbox_tail
         self._seen[entry.source, entry.event_id] = _Seen(
-            entry.event_id, entry.digest, entry.session, n, now, now + entry.keep_ms, entry.id_signed, head
+            entry.event_id, entry.digest, entry.session, n, now, now + entry.keep_ms, entry.id_signed
         )
 
     def _store(self, entry: Entry, kept: _Session, received: Input, now: int) -> Put:
@@ -661,6 +675,9 @@ def _apply(sides: dict[Key, Side], change: Insert | Update | Delete) -> None:
         if key in sides and not change.replace:
             raise IllegalChange(f"{change.table} {key} exists")
         sides[key] = side
+        return
+    if change.all:
+        sides |= {key: {**side, **change.values} for key, side in sides.items() if side["state"] in change.when}
         return
     key = tuple(_clean(change.key[column]) for column in shape.SIDE_KEYS[change.table])
     found = sides.get(key)

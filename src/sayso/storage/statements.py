@@ -146,6 +146,14 @@ def claim(node: str, nonces: Sequence[str]) -> Body[list[Claimed]]:
     return claimed
 
 
+def ready(at_most: int) -> Body[int]:
+    """Count the sessions that wait to be claimed."""
+    [(waiting,)] = yield Sql(
+        "select count(*) from (select 1 from session where state = 'ready' limit ?) as waiting", (at_most,)
+    )
+    return int(waiting)
+
+
 def release(token: Token, looked_to: int) -> Body[Released]:
     """Make the session idle if nothing came after `looked_to`; the comparison and the move are one (K22)."""
     released = yield Sql(
@@ -327,7 +335,7 @@ def _plain(values: Iterable[Scalar]) -> list[Scalar]:
 
 
 def _must_hit(change: Insert | Update) -> bool:
-    return not change.replace if isinstance(change, Insert) else bool(change.when)
+    return not change.replace if isinstance(change, Insert) else bool(change.when) and not change.all
 
 
 def _missed(change: Insert | Update) -> str:
@@ -535,12 +543,15 @@ def refs(source: str, wanted: Sequence[Ref]) -> Body[list[RefRow]]:
     for ref in dict.fromkeys(ref for ref in wanted if ref.source == source):
         found = yield Sql(
             """
-            select session, state, operation, seq from ref
-            where source = ? and kind = ? and value = ? order by session /*postgres: collate "C"*/
+            select r.session, r.state, r.operation, r.seq, s.closed_at_ms from ref r join session s on s.id = r.session
+            where r.source = ? and r.kind = ? and r.value = ? order by r.session /*postgres: collate "C"*/
             """,
             (ref.source, ref.kind, ref.value),
         )
-        rows += [RefRow(session, ref, state, operation, seq) for session, state, operation, seq in found]
+        rows += [
+            RefRow(session, ref, state, operation, seq, closed_at_ms is not None)
+            for session, state, operation, seq, closed_at_ms in found
+        ]
     return rows
 
 

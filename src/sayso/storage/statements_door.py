@@ -13,12 +13,12 @@ from sayso.core.consent import ConsentState, read_bare, refuse_at_door
 from sayso.core.errors import AnswerRefused, CrossUser, IllegalChange, InboxFull, Misused, NotFound, SessionClosed
 from sayso.core.inputs import Input, InputKind, Lane
 from sayso.core.origin import Principal
-from sayso.core.rows import decode_input, encode_input
+from sayso.core.rows import Table, decode_input, encode_input
 from sayso.core.session import Others, SessionState
 from sayso.core.text import storable
 from sayso.storage import shape
 from sayso.storage.statements import NOW, Body, Sql, Value, standing, standings
-from sayso.storage.statements_files import consumed
+from sayso.storage.statements_files import consumed, release_all
 from sayso.storage.store import DoorKind, DoorNote, DoorRow, Entry, Fired, InboxRow, Put, PutOutcome, TokenRow
 
 
@@ -36,6 +36,13 @@ class _Place:
 
 
 def _locked(session: str) -> Body[_Place]:
+    place = yield from _found(session)
+    if place is None:
+        raise NotFound("session")
+    return place
+
+
+def _found(session: str) -> Body[_Place | None]:
     found = yield Sql(
         """
         select state, node, head, inbox_tail, turn_principal, others, closed_at_ms from session
@@ -43,9 +50,7 @@ def _locked(session: str) -> Body[_Place]:
         """,
         (session,),
     )
-    if not found:
-        raise NotFound("session")
-    return _Place(*found[0])
+    return _Place(*found[0]) if found else None
 
 
 # --- put ---------------------------------------------------------------------
@@ -258,6 +263,28 @@ def _kept_unclaimed(entry: Entry, now: int) -> Body[None]:
     )
 
 
+# --- a session that goes -----------------------------------------------------
+
+#: the tables that hold what is of a session, beside its own row and its files
+OF_SESSION = (
+    "journal",
+    *(str(table) for table in Table if table not in (Table.SESSION, Table.ATTACHMENT)),
+    "binding",
+)
+
+
+def delete_session(session: str) -> Body[bool]:
+    """Delete a session and everything of it. Its row goes first, so that who writes or stores an input waits for
+    that, and finds nothing."""
+    found = yield Sql("delete from session where id = ? returning 1", (session,))
+    if not found:
+        return False
+    for table in OF_SESSION:
+        yield Sql(f"delete from {table} where session = ?", (session,))  # noqa: S608 - from the list above
+    yield from release_all(session)
+    return True
+
+
 # --- timers ------------------------------------------------------------------
 
 
@@ -277,7 +304,9 @@ def fire() -> Body[Fired]:
     )
     stored: list[tuple[str, str | None]] = []
     for session, timer, instant in sorted(due, key=lambda row: row[0]):
-        place = yield from _locked(session)
+        place = yield from _found(session)
+        if place is None:
+            continue  # deleted meanwhile, its timers with it
         moved = yield Sql(
             """
             update timer set next_at_ms = null where session = ? and timer = ? and next_at_ms = ?

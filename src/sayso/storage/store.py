@@ -244,6 +244,8 @@ class RefRow:
     state: str
     operation: str | None
     seq: int
+    #: its session was closed, and takes no input any more
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +285,10 @@ class Store(Protocol):
         """Take up to `at_most` ready sessions, longest ready first: epoch + 1 and a fresh nonce each."""
         ...
 
+    async def ready(self, *, at_most: int) -> int:
+        """Return how many sessions wait to be claimed, counted up to `at_most`."""
+        ...
+
     async def release(self, token: Token, *, looked_to: int) -> Released:
         """Give the session up, unless its inbox has an entry past `looked_to`, the last one looked at."""
         ...
@@ -301,6 +307,13 @@ class Store(Protocol):
 
     async def create_session(self, session: str, *, owner: Principal, title: str) -> SessionRecord:
         """Store a new session, idle and empty."""
+        ...
+
+    async def delete_session(self, session: str) -> bool:
+        """Remove a session and everything of it, whoever owns it: rows, projections, inbox, uploads and files (bytes
+        that nothing else refers to), participants, bindings. False if there is none. What names its events stays
+        until its time, so that a repeat is still one; and the door's notes stay. Whoever owned it finds nothing to
+        write to afterwards (`WriteOutcome.GONE`)."""
         ...
 
     async def session(self, session: str) -> SessionRecord | None:

@@ -70,3 +70,6 @@ alter table inbox add column owner text;
 update inbox set owner = replace(source, '@' || session, '') where source like 'user:%@%' or source like 'operator:%@%';
 drop index inbox_queued;
 create index inbox_queued on inbox (session, n, lane, owner) where state = 'queued';
+
+-- a session that is deleted lets go of the sources that were bound to it
+create index binding_to_session on binding (session);
