@@ -73,3 +73,6 @@ create index inbox_queued on inbox (session, n, lane, owner) where state = 'queu
 
 -- a session that is deleted lets go of the sources that were bound to it
 create index binding_to_session on binding (session);
+
+-- an operator's choices: few, and looked for by every reader that comes back
+create index journal_choice on journal (session, seq) where kind = 'conflict.settled';
