@@ -11,9 +11,10 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from sayso.core.contract import ApproverRole, ConsentPolicy, Contract, ContractError, Effect, Role
+from sayso.core.inputs import InFlight
 from sayso.core.labels import Integrity
 from sayso.runtime.ports import Call, Heard, Model, Scheme
 
@@ -65,8 +66,18 @@ class Agent:
     `model` is a `Model`, or a name as "openai:gpt-5-mini" that is resolved when the server starts.
     """
 
-    def __init__(self, name: str, model: Model | str, instructions: str) -> None:
+    def __init__(
+        self, name: str, model: Model | str, instructions: str, *, in_flight: Literal["queue", "merge"] = "queue"
+    ) -> None:
+        """`in_flight` says what becomes of a person's message that arrives while a turn of hers runs: it waits and
+        starts a turn of its own, or it joins the running one as soon as nothing is half done. Another person's always
+        waits.
+
+        Raises:
+            ValueError: there is no such policy.
+        """
         self.name, self.model, self.instructions = name, model, instructions
+        self.in_flight = InFlight(in_flight)
         self._tools: dict[str, ToolSpec] = {}
         self._sources: dict[str, SourceSpec] = {}
 

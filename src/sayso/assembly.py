@@ -80,7 +80,9 @@ class App:
         """
         self.store = store
         clock, ids, limits = clock or StoreClock(store.now_ms), ids or SystemIds(), limits or Limits()
-        persona = Persona(agent.name, agent.instructions, _model(agent.model), FunctionTools(agent.tools))
+        persona = Persona(
+            agent.name, agent.instructions, _model(agent.model), FunctionTools(agent.tools), agent.in_flight
+        )
         feeds = Feeds(projection=projection, bounds=_bounds(limits))
         self.worker = Worker(Around(store, clock, persona, limits, rules, rescue or NoRescue()), feeds, node=ids.node())
         self.commands = Commands(store, feeds, self.worker, ids, limits, rules=rules)

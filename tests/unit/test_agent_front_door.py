@@ -363,3 +363,8 @@ def test_a_user_module_imports_no_server_and_no_client() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
     loaded = set(ast.literal_eval(done.stdout))
     assert loaded.isdisjoint({"fastapi", "starlette", "uvicorn", "httpx2", "pydantic_settings", "uuid_utils"})
+
+
+def test_a_policy_for_input_in_flight_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="restart"):
+        Agent("a", ScriptedModel([]), "", in_flight="restart")  # type: ignore[arg-type]  # what is tested

@@ -27,6 +27,15 @@ class Lane(StrEnum):
     CONTROL = "control"
 
 
+class InFlight(StrEnum):
+    """What becomes of an input that arrives while a turn of its own sender runs."""
+
+    #: it waits, and starts a turn of its own
+    QUEUE = "queue"
+    #: it joins the turn at the next boundary
+    MERGE = "merge"
+
+
 class InputKind(StrEnum):
     """What an input is to the session."""
 

@@ -5,7 +5,7 @@ model call is out; `acting` while a plan's calls are; `ended`. What is due is re
 the model call, which leaving a boundary makes due once), so folding a turn's rows again after a crash arrives
 at the same place, and nothing else holds turn state.
 
-Events that come from rows: Started, Replied, StepsFixed, Intended, Sent, GaveUp, Settled, Asked, Ended.
+Events that come from rows: Started, Replied, StepsFixed, Intended, Sent, GaveUp, Settled, Asked, Joined, Ended.
 Events that are no rows, and so are simply told again after a crash: Proceed, Begun, Resumed.
 """
 
@@ -19,6 +19,7 @@ from sayso.core.errors import OutOfOrder
 from sayso.core.rows import (
     Called,
     Ending,
+    InputBody,
     ModelCalledBody,
     ModelSaidBody,
     Outcome,
@@ -188,12 +189,29 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """An input joined the turn, where nothing is half done (C2)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """The process that ran this turn is gone: nothing is out any more."""
 
 
 Event = (
-    Proceed | Replied | ModelFailed | StepsFixed | Intended | Sent | Begun | GaveUp | Settled | Asked | Ended | Resumed
+    Proceed
+    | Replied
+    | ModelFailed
+    | StepsFixed
+    | Intended
+    | Sent
+    | Begun
+    | GaveUp
+    | Settled
+    | Asked
+    | Ended
+    | Joined
+    | Resumed
 )
 
 
@@ -315,6 +333,10 @@ def _after(turn: Turn, event: Event) -> Turn:
             return replace(turn, asked=consent)
         case Phase.BOUNDARY | Phase.THINKING | Phase.ACTING, Ended(ending):
             return replace(turn, phase=Phase.ENDED, ending=ending)
+        case Phase.BOUNDARY, Joined() if turn.steps_of is None:
+            return turn
+        case Phase.ACTING, Joined() if at_last_word(turn):
+            return replace(turn, phase=Phase.BOUNDARY)
         case Phase.THINKING, Resumed():
             return replace(turn, phase=Phase.BOUNDARY)
         case Phase.ACTING, Resumed():
@@ -323,6 +345,11 @@ def _after(turn: Turn, event: Event) -> Turn:
             return turn
         case _:
             raise OutOfOrder(f"{turn.id}: {type(event).__name__} can't happen while {turn.phase}")
+
+
+def at_last_word(turn: Turn) -> bool:
+    """Whether the model has answered in words and the turn is about to end: the last place where input may join."""
+    return turn.phase is Phase.ACTING and not turn.plan and turn.steps_of is None and turn.asked is None
 
 
 def _replied(turn: Turn, calls: tuple[Called, ...]) -> Turn:
@@ -519,6 +546,8 @@ def event_of(row: Row) -> Event | None:
             return Asked(consent.id)
         case TurnEndBody(ending=ending):
             return Ended(ending)
+        case InputBody():
+            return Joined()
         case _:
             return None
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from sayso.core.contract import Contract
 from sayso.core.errors import Unresolved
-from sayso.core.inputs import InputKind
+from sayso.core.inputs import InFlight, InputKind
 from sayso.core.operation import Settlement, settlement
 from sayso.core.retry import delay_ms
 from sayso.core.rows import Called, Draft, Outcome
@@ -40,6 +40,7 @@ from sayso.core.turn import (
     Settle,
     Turn,
     advance,
+    at_last_word,
     due,
 )
 from sayso.journal.append import Journal, JournalState, JournalStatus, Spawn
@@ -73,6 +74,7 @@ class Persona:
     instructions: str
     model: Model
     tools: Tools
+    in_flight: InFlight = InFlight.QUEUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,12 +354,33 @@ class Driver:
         while stood_still:  # what was due then may not be what is due now
             while (turn := self._loaded.turn) is not None:
                 effects = due(turn)
+                if await self._join(turn, effects):
+                    continue
                 if not effects and turn.phase is Phase.BOUNDARY and not self._stopping:
                     self._loaded.turn, effects = advance(turn, Proceed())
                 if not effects:
                     break
                 await self._perform(turn, effects[0])
             stood_still = await self._flush()
+
+    async def _join(self, turn: Turn, effects: Sequence[Due]) -> bool:
+        """Let what its own user said meanwhile join the turn, where the agent is set to; return whether any did.
+
+        Only where nothing is half done: at a boundary, or after the model's last word, and then it is asked
+        again (C2, C6). What comes a moment later is simply still queued (K21).
+        """
+        between = turn.phase is Phase.BOUNDARY and not effects
+        if self._around.persona.in_flight is not InFlight.MERGE or not (between or at_last_word(turn)):
+            return False
+        if self._stopping or turn.steps_of is not None or turn.steps_left <= 0:
+            return False
+        if self._hinted:
+            self._hinted = False
+            await self._settle_control()
+        assert self._loaded.turn_body is not None
+        joining = self._inbox.joining(turn.id, self._loaded.turn_body.origin) if self._loaded.turn == turn else []
+        self._stage(joining)
+        return bool(joining)
 
     async def _perform(self, turn: Turn, effect: Due) -> None:
         match effect:

@@ -17,7 +17,7 @@ from sayso.core.errors import StoreUnavailable
 from sayso.core.inputs import Answer, InputKind, Keep, Lane, ParticipantChange
 from sayso.core.labels import USER, Part
 from sayso.core.operation import OperationState, Ref
-from sayso.core.origin import Origin
+from sayso.core.origin import Origin, Principal, PrincipalKind
 from sayso.core.retry import delay_ms
 from sayso.core.rows import (
     AnswerRefusedBody,
@@ -215,6 +215,16 @@ class Inbox:
         )
         return [taken, *gone, Draft(begins, f"T{self._loaded.turns + 1}")]
 
+    def joining(self, turn: str, origin: Origin) -> list[Draft]:
+        """Take what waits and may join a turn, and return its rows: what the turn's own user said, and what the
+        runtime told itself. Nothing of anybody else, and no word about it either (C6)."""
+        mine = [entry for entry in self._waiting if _may_join(entry, origin, self._loaded.id)]
+        self._waiting = deque(entry for entry in self._waiting if entry not in mine)
+        return [
+            Draft(InputBody(entry.n, entry.source, entry.event_id, entry.received_at_ms, entry.input), turn)
+            for entry in mine
+        ]
+
     def _which(self) -> str:
         """The runtime's question back, where a bare yes or no fits no question or several (K20)."""
         questions = [standing.consent.question.text for standing in self._loaded.open_questions]
@@ -263,6 +273,13 @@ class Inbox:
             if found is not None:
                 newest[found.tool] = Replaced(found.tool, decode_arguments(found.arguments))
         return tuple(newest.values())
+
+
+def _may_join(entry: InboxRow, origin: Origin, session: str) -> bool:
+    """One comparison (C6): the turn's own user; or the session's agent, whose words carry no authority."""
+    who = entry.input.principal
+    own = origin.is_user and who == origin.principal
+    return entry.input.kind is InputKind.MESSAGE and (own or who == Principal(PrincipalKind.AGENT, session))
 
 
 def _chosen(entry: InboxRow) -> list[Draft]:

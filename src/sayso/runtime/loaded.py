@@ -17,6 +17,7 @@ from sayso.core.rows import (
     ConsentExpiredBody,
     ConsentUsedBody,
     ConsentWithdrawnBody,
+    InputBody,
     Row,
     SessionClosedBody,
     TurnAskBody,
@@ -55,6 +56,8 @@ class Loaded:
                 self.turn, self.turn_body = start(row.turn, body), body
                 if body.consent is not None:
                     self._owes_nothing(body.consent)
+            case InputBody(received_at_ms=at_ms) if self.turn is not None and row.turn == self.turn.id:
+                self._heard_again(at_ms)
             case TurnAskBody(consent=consent):
                 self.consents += 1
                 self.standings[consent.id] = Standing(consent, ConsentState.OPEN, row.position)
@@ -73,6 +76,11 @@ class Loaded:
             case _:
                 pass
         self._advance(row)
+
+    def _heard_again(self, received_at_ms: int) -> None:
+        """An input joined the turn: what it does from here on is done on this say-so (K14)."""
+        if self.turn_body is not None:
+            self.turn_body = replace(self.turn_body, say_so_at_ms=received_at_ms)
 
     def _advance(self, row: Row) -> None:
         event = event_of(row) if self.turn is not None and row.turn == self.turn.id else None
@@ -131,7 +139,8 @@ async def load(store: Store, record: SessionRecord, rules: Rules, limits: Limits
         loaded.turn = fold(record.turn, mine)
         body = mine[0].body
         assert isinstance(body, TurnStartBody)
-        loaded.turn_body = body
+        joined = [row.body.received_at_ms for row in mine if isinstance(row.body, InputBody)]
+        loaded.turn_body = replace(body, say_so_at_ms=joined[-1]) if joined else body
         if body.consent is not None and body.continues is None:
             used = await store.standing(record.id, body.consent)
             if used is not None:
