@@ -247,11 +247,10 @@ class Feed:
 
     def cut(self) -> None:
         """Keep as many rows as those who listen may come back for."""
-        bounds = self.bounds
-        if self.listeners:
-            self.ring.cut(rows_max=bounds.ring_rows, bytes_max=bounds.ring_bytes)
-        else:
-            self.ring.cut(rows_max=bounds.alone_rows, bytes_max=bounds.alone_bytes)
+        rows_max, bytes_max = self.bounds.ring_rows, self.bounds.ring_bytes
+        if not self.listeners:
+            rows_max, bytes_max = min(rows_max, self.bounds.alone_rows), min(bytes_max, self.bounds.alone_bytes)
+        self.ring.cut(rows_max=rows_max, bytes_max=bytes_max)
 
     def stored(self, count: int) -> None:
         """The oldest `count` pending rows are durable."""
