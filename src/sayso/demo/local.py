@@ -20,7 +20,7 @@ from sayso.core.origin import Principal
 from sayso.demo.concierge import concierge, script, signed_by_demo
 from sayso.demo.stage import SECRETS, Open
 from sayso.journal.feed import Feeds, Listener
-from sayso.journal.frames import Published
+from sayso.journal.frames import PLAIN, Projection, Published
 from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.runtime.numbered import Beside, Line, numbered
@@ -234,6 +234,7 @@ async def local_stage(
     limits: Limits | None = None,
     open_store: OpenStore = in_memory,
     model: ScriptedModel | None = None,
+    projection: Projection = PLAIN,
 ) -> AsyncIterator[LocalStage]:
     """Yield a stage on which Alice has a session, which also hears what the cinema says. `open_store` is given
     the stage's clock; an ablation puts its broken part in front of the store, the sources or the rules."""
@@ -245,7 +246,15 @@ async def local_stage(
     async with open_store(clock.now_ms) as kept:
         failing = FailingStore(kept)
         store = ablation.store(failing.store)
-        app = App(agent, store=store, clock=clock, ids=CountingIds(), limits=limits, rules=ablation.rules)
+        app = App(
+            agent,
+            store=store,
+            clock=clock,
+            ids=CountingIds(),
+            limits=limits,
+            rules=ablation.rules,
+            projection=projection,
+        )
         async with app.running():
             record = await app.commands.open_session(_caller("alice"), title="Friday")
             await store.bind("cinema", record.id)
