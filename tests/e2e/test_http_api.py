@@ -732,6 +732,7 @@ async def test_history_is_the_newest_rows_and_pages_back(served: Served) -> None
     assert [row["position"] for row in newest["rows"]] == ["1.5", "1.6", "1.7"]
     assert newest["token"] == "1.7"
     assert [row["position"] for row in older["rows"]] == ["1.2", "1.3", "1.4"]
+    assert older["token"] is None
     assert len(every["rows"]) == 7
 
 
@@ -778,6 +779,32 @@ async def test_a_store_that_cannot_now_is_503_and_says_when_to_come_back(trouble
         problem(answer, 503, "busy")
         assert int(answer.headers["retry-after"]) > 0
         assert "secret" not in answer.text
+
+
+@pytest.mark.rule("H34", "X13")
+async def test_a_history_that_cannot_be_read_is_503_and_no_part_of_one(troubled: tuple[Served, Troubled]) -> None:
+    """A fixed text, and no token, so that a page keeps what it shows. Later what is pending is there, once, and as
+    any other row: with no key of ours and no flag."""
+    served, store = troubled
+    _, headers = await served.somebody()
+    session, owner = await served.owned(headers)
+    await owner.says("stored")
+    [pending] = owner.publish(said("accepted"), turn="T1")
+    address = f"/v1/sessions/{session}/history"
+
+    store.trouble = {"last_rows": StoreUnavailable("database is locked")}
+    refused = await served.http.get(address, headers=headers)
+    store.trouble = {}
+    page = await served.http.get(address, headers=headers)
+
+    problem(refused, 503, "busy")
+    assert set(refused.json()) == {"type", "title", "status", "detail"}
+    assert refused.json()["detail"] == "Nothing happened. The same request may succeed later."
+    assert [row["position"] for row in page.json()["rows"]] == ["1.1", "1.2"]
+    assert page.json()["token"] == "1.2"
+    assert pending.commit_key not in page.text
+    assert set(page.json()["rows"][0]) == set(page.json()["rows"][1])
+    assert served.feeds.pending(session) == (pending,)
 
 
 async def test_a_commit_of_unknown_outcome_is_503_and_a_full_inbox_429(troubled: tuple[Served, Troubled]) -> None:

@@ -70,11 +70,18 @@ async def events(answer: httpx2.Response) -> AsyncIterator[Event]:
 
 @asynccontextmanager
 async def listening(
-    served: Served, session: str, headers: Headers, *, after: str | None = None, last_event_id: str | None = None
+    served: Served,
+    session: str,
+    headers: Headers,
+    *,
+    after: str | None = None,
+    token: str | None = None,
+    last_event_id: str | None = None,
 ) -> AsyncIterator[AsyncIterator[Event]]:
     """Open a stream, and close it in the middle of whatever comes."""
     headers = {**headers, **({"Last-Event-ID": last_event_id} if last_event_id is not None else {})}
-    params = {"after": after} if after is not None else {}
+    given = {"after": after, "token": token}
+    params = {name: value for name, value in given.items() if value is not None}
     async with (
         asyncio.timeout(20),
         served.http.stream("GET", f"/v1/sessions/{session}/stream", params=params, headers=headers) as answer,
@@ -236,6 +243,95 @@ async def test_a_long_past_comes_whole(served: Served) -> None:
 
     assert [each.id for each in found] == [f"1.{n}" for n in range(1, 1_201)]
     assert caught_up.data == {"seq": 1_200}
+
+
+# --- from the token of a history ---------------------------------------------
+
+
+async def history(served: Served, session: str, headers: Headers) -> Any:
+    answer = await served.http.get(f"/v1/sessions/{session}/history", headers=headers)
+    return answer.raise_for_status().json()
+
+
+@pytest.mark.rule("H3", "X31")
+async def test_a_stream_begins_where_a_history_ended(served: Served) -> None:
+    """With nothing twice; a row's event and its place in the history are the same JSON, which names its session."""
+    _, headers = await served.somebody()
+    session, owner = await served.owned(headers)
+    await owner.says("one", "two")
+    page = await history(served, session, headers)
+    owner.feed.write("T1", 1, "half a ")
+    owner.feed.flush()
+
+    async with listening(served, session, headers, token=page["token"]) as stream:
+        begin = await take(stream, "delta")
+        owner.publish(said("half a sentence"), turn="T1")
+        [live] = await rows(stream, 1)
+
+    assert begin[1:] == [
+        Event("resume", {"keep": 2}),
+        Event("caught_up", {"seq": 2}),
+        Event("delta", {"turn": "T1", "reply": 1, "offset": 0, "text": "half a "}),
+    ]
+    assert live.data["session"] == session
+    assert [row["session"] for row in page["rows"]] == [session] * 2
+    assert (await history(served, session, headers))["rows"][-1] == live.data
+
+
+@pytest.mark.rule("H3")
+async def test_a_stale_token_is_told_so_and_nobody_is_registered(served: Served) -> None:
+    _, headers = await served.somebody()
+    session, owner = await served.owned(headers)
+    await owner.says("one")
+    token = (await history(served, session, headers))["token"]
+    await owner.says("two")
+
+    async with listening(served, session, headers, token=token) as stream:
+        found = [each async for each in stream]
+
+    assert found[1:] == [Event("resync", {"reason": "stale_token"}), Event("farewell", {"reason": "stale_token"})]
+    assert served.feeds.listeners() == 0
+
+
+@pytest.mark.rule("H3", "K1")
+async def test_who_comes_back_goes_on_after_what_it_has_whatever_its_address_says(served: Served) -> None:
+    """A browser repeats the address, with the token that is old by now, and says where it is in a header."""
+    _, headers = await served.somebody()
+    session, owner = await served.owned(headers)
+    await owner.says("one")
+    token = (await history(served, session, headers))["token"]
+    await owner.says("two", "three")
+
+    async with listening(served, session, headers, token=token, last_event_id="1.2") as stream:
+        found = await take(stream, "caught_up")
+
+    assert [each.id for each in found if each.id is not None] == ["1.3"]
+
+
+@pytest.mark.rule("K4")
+async def test_a_token_of_a_session_that_nobody_owns_is_followed_like_a_cursor(served: Served) -> None:
+    _, headers = await served.somebody()
+    session, owner = await served.owned(headers)
+    await owner.says("one")
+    token = (await history(served, session, headers))["token"]
+    await owner.says("two")
+    served.feeds.disown(session)
+    assert await served.store.surrender(owner.token)
+
+    async with listening(served, session, headers, token=token) as stream:
+        found = await take(stream, "caught_up")
+
+    assert [each.id for each in found if each.id is not None] == ["1.2"]
+
+
+async def test_a_stream_goes_on_from_one_place(served: Served) -> None:
+    _, headers = await served.somebody()
+    session = await served.session(headers)
+    address = f"/v1/sessions/{session}/stream"
+
+    problem(await served.http.get(f"{address}?after=0.0&token=0.0", headers=headers), 400, "malformed")
+    problem(await served.http.get(f"{address}?token=latest", headers=headers), 400, "malformed")
+    problem(await served.http.get(f"{address}?token=", headers=headers), 400, "malformed")
 
 
 # --- what is refused ---------------------------------------------------------

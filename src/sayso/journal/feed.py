@@ -317,7 +317,7 @@ class Feed:
     def write(self, turn: str, reply: int, text: str) -> None:
         """Take a piece of a reply that is being written. The first piece of another one replaces it (K5)."""
         if self.unfinished is None or (self.unfinished.turn, self.unfinished.reply) != (turn, reply):
-            self.erase()
+            self._let_go_of_held()
             self.unfinished = Delta(turn, reply, 0, "")
         self.held += text
         if len(self.held) >= DELTA_CHARS:
@@ -327,20 +327,25 @@ class Feed:
 
     def flush(self) -> None:
         """Publish what is held. What a reader who joins is told and what the others are told change in one step."""
+        held, so_far = self._let_go_of_held(), self.unfinished
+        if held and so_far is not None:
+            self.unfinished = Delta(so_far.turn, so_far.reply, 0, so_far.text + held)
+            self._offer([Delta(so_far.turn, so_far.reply, len(so_far.text), held)])
+
+    def erase(self) -> None:
+        """Forget the unfinished reply: it ended without a row, or the session is not owned here any more. Who was
+        shown some of it is told that it is nothing."""
+        self._let_go_of_held()
+        so_far, self.unfinished = self.unfinished, None
+        if so_far is not None and so_far.text:
+            self._offer([Delta(so_far.turn, so_far.reply, 0, "")])
+
+    def _let_go_of_held(self) -> str:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.held and self.unfinished is not None:
-            so_far = self.unfinished
-            piece = Delta(so_far.turn, so_far.reply, len(so_far.text), self.held)
-            self.unfinished = Delta(so_far.turn, so_far.reply, 0, so_far.text + self.held)
-            self.held = ""
-            self._offer([piece])
-
-    def erase(self) -> None:
-        """Forget the unfinished reply: it ended without a row, or the session is not owned here any more."""
-        self.flush()
-        self.unfinished = None
+        held, self.held = self.held, ""
+        return held
 
     # beside rows
 

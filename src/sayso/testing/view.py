@@ -122,7 +122,7 @@ class View:
         place = (data["turn"], data["reply"])
         so_far = self.text if self.text is not None and self._place == place else ""
         assert data["offset"] <= len(so_far), "a piece never leaves a gap before it"
-        self.text, self._place = so_far[: data["offset"]] + data["text"], place
+        self.text, self._place = so_far[: data["offset"]] + data["text"] or None, place
 
     def _on_status(self, data: Json) -> None:
         self.status = None if data["state"] == "healthy" else data
