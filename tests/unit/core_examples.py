@@ -20,7 +20,7 @@ from sayso.core.consent import AskedStep, Consent, ConsentState, Question, Shown
 from sayso.core.contract import Effect, Role
 from sayso.core.inputs import Answer, Choice, Input, InputKind, Keep, ParticipantChange, Restated, SettingsChange
 from sayso.core.labels import OUTSIDER, RUNTIME, USER, Label, Part
-from sayso.core.operation import Ref
+from sayso.core.operation import EffectState, Ref
 from sayso.core.origin import Origin, Principal
 from sayso.core.rows import (
     AnswerRefusedBody,
@@ -105,6 +105,11 @@ def typed(text: str, *, by: Principal = ALICE) -> Part:
 def told(text: str) -> Part:
     """What the restaurant told us."""
     return Part(text, str(RESTAURANT), OUTSIDER, "standard-webhooks v1")
+
+
+def ours(text: str) -> Part:
+    """The runtime's own words."""
+    return Part(text, "runtime", RUNTIME, "runtime")
 
 
 def read(text: str, *, tool: str = "search") -> Part:
@@ -259,6 +264,9 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
         ToolResultBody("T1.1.1", "search", Outcome.OK, (part,), "T1.1.1", True, (thing,)),
         ToolResultBody("T1.1.1", "draw", Outcome.OK, (part,), attachments=(file("T1.1.1.f1", filename=text),)),
         ToolResultBody("T1.1.1", "search", Outcome.NOT_STARTED, (Part(text, "runtime", RUNTIME),)),
+        ToolResultBody(
+            *("T1.1.1", "pay", Outcome.FAILED, (part,)), effect=EffectState.PARTIAL, acting_principal="user:bob"
+        ),
         ConsentApprovedBody("A1", 4, "user:alice", 600, "api token", (0, 1)),
         ConsentDeclinedBody("A1", 5, "user:alice", 700, (part,)),
         ConsentExpiredBody("A1", 6),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from sayso.core.context import Context, Message, MessageRole, labelled
 from sayso.core.inputs import InputKind
 from sayso.core.labels import OUTSIDER, RUNTIME, USER, Integrity, Label, Part
+from sayso.core.operation import EffectState
 from sayso.core.origin import Principal, PrincipalKind
 from sayso.core.rows import (
     Body,
@@ -46,6 +48,7 @@ from tests.unit.core_examples import (
     heard,
     numbered,
     origin,
+    ours,
     read,
     row,
     told,
@@ -462,6 +465,45 @@ def test_a_results_file_is_told_within_the_result() -> None:
     told_of = read("file draw.f1: ‹plan.png› (image/png, 8 bytes). Its content is not shown.", tool="draw")
     assert answer.text == "\n".join(labelled(part, key="nonce.2") for part in (*body.parts, told_of))
     assert answer.attachments == body.attachments
+
+
+@pytest.mark.rule("H5")
+@pytest.mark.parametrize(
+    ("outcome", "effect", "told_first"),
+    [
+        (Outcome.OK, None, None),
+        (Outcome.OK, EffectState.COMMITTED, None),
+        (Outcome.FAILED, None, None),
+        (Outcome.FAILED, EffectState.NONE, "It did nothing."),
+        (Outcome.FAILED, EffectState.UNKNOWN, "It may have happened: nobody knows."),
+        (Outcome.FAILED, EffectState.PARTIAL, "A part of it happened, and stands."),
+        (Outcome.FAILED, EffectState.ROLLED_BACK, "It was undone again."),
+        (Outcome.FAILED, EffectState.COMMITTED, "It happened all the same."),
+        (Outcome.NOT_STARTED, EffectState.NONE, None),
+        (Outcome.UNKNOWN, EffectState.UNKNOWN, None),
+    ],
+)
+def test_the_model_is_told_what_a_call_left_where_its_outcome_does_not_say_it(
+    outcome: Outcome, effect: EffectState | None, told_first: str | None
+) -> None:
+    """The runtime says it, under a label of its own: a tool's words can't be taken for it."""
+    body = replace(result("pay", "whatever", outcome), effect=effect)
+
+    *_, answer = shown(plans(call("pay")), body)
+
+    parts = (*((ours(told_first),) if told_first else ()), *body.parts)
+    assert answer.text == "\n".join(labelled(part, key="nonce.2") for part in parts)
+    assert (answer.outcome, answer.effect) == (outcome, effect)
+
+
+def test_what_was_run_with_consent_is_told_with_what_it_left() -> None:
+    fixed = replace(result("T2.0.1", "2 of 3", Outcome.FAILED), effect=EffectState.PARTIAL)
+
+    [told_of] = shown(TurnStepsBody("A1", (call("T2.0.1"),)), fixed)
+
+    assert told_of.role is DATA
+    assert "with a person's consent: failed. A part of it happened, and stands. 2 of 3" in told_of.text
+    assert told_of.effect is EffectState.PARTIAL
 
 
 @given(any_text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import given
 from sayso.core import view
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.inputs import Answer, Input, InputKind, Keep, ParticipantChange, SettingsChange
-from sayso.core.operation import Ref
+from sayso.core.operation import EffectState, Ref
 from sayso.core.record import persisted, sentence
 from sayso.core.rows import (
     AnswerRefusedBody,
@@ -59,6 +60,7 @@ from tests.unit.core_examples import (
     heard,
     numbered,
     origin,
+    ours,
     read,
     row,
     step,
@@ -131,10 +133,30 @@ SENTENCES: list[tuple[Body, str]] = [
     ),
     (ToolResultBody("T2.1.1", "book", Outcome.FAILED, (read("full"),)), "book: failed, ‹full›"),
     (
-        ToolResultBody("T2.1.1", "book", Outcome.NOT_STARTED, (read("a step before it did not succeed"),)),
+        ToolResultBody("T2.1.1", "book", Outcome.OK, (read("booked"),), effect=EffectState.COMMITTED),
+        "book: ok, ‹booked›",
+    ),
+    (
+        ToolResultBody("T2.1.1", "book", Outcome.FAILED, (read("full"),), effect=EffectState.NONE),
+        "book: failed, ‹full›; effect: none",
+    ),
+    (
+        ToolResultBody("T2.1.1", "pay", Outcome.FAILED, (read("2 of 3"),), made=(R1,), effect=EffectState.ROLLED_BACK),
+        "pay: failed, ‹2 of 3›; made reservation R1; effect: rolled back",
+    ),
+    (
+        ToolResultBody("T2.1.1", "pay", Outcome.OK, (ours("withheld"),), effect=EffectState.PARTIAL),
+        "pay: ok, withheld; effect: partial",
+    ),
+    (
+        ToolResultBody("T2.1.1", "draw", Outcome.OK, (), attachments=(file("T2.1.1.f1"),)),
+        "draw: ok with ‹plan.png› (image/png, 8 bytes)",
+    ),
+    (
+        ToolResultBody("T2.1.1", "book", Outcome.NOT_STARTED, (ours("a step before it did not succeed"),)),
         "book: not started, a step before it did not succeed",
     ),
-    (ToolResultBody("T2.1.1", "book", Outcome.WAITING, (read("waiting for A1"),)), "book: waiting for A1"),
+    (ToolResultBody("T2.1.1", "book", Outcome.WAITING, (ours("waiting for A1"),)), "book: waiting for A1"),
     (ConsentApprovedBody("A1", 4, "user:alice", 600, "api token"), "A1 by user:alice (api token)"),
     (
         ConsentApprovedBody("A1", 4, "user:alice", 600, "api token", (0, 2)),
@@ -292,7 +314,9 @@ PRIVATE: list[Body] = [
     ToolIntendedBody("T2.1.1", "T2.1.1", "pay", f"key-{SECRET}", f"digest-{SECRET}"),
     ToolSentBody("T2.1.1", "T2.1.1", "pay", f"key-{SECRET}", f"digest-{SECRET}", 1),
     ToolUnknownBody("T2.1.1", "T2.1.1", "pay", "no answer"),
-    ToolResultBody("T2.1.1", "pay", Outcome.OK, (read("paid"),), "T2.1.1", True, (R1,)),
+    ToolResultBody(
+        *("T2.1.1", "pay", Outcome.OK, (read("paid"),), "T2.1.1", True, (R1,)), acting_principal=f"user:{SECRET}"
+    ),
     with_files(heard(InputKind.MESSAGE, ALICE, "hello")),
     ConsentApprovedBody("A1", 4, "user:alice", 600, "api token", (0,)),
     ConsentDeclinedBody("A1", 5, "user:alice", 700, (typed("no"),)),
@@ -355,6 +379,16 @@ def test_a_reader_is_told_of_a_file_what_fetches_it_and_nothing_of_its_bytes(bod
     assert sent["body"]["attachments"] == [{"id": "n3.1", **told_of}, {"id": "n3.2", **told_of}]
     assert "sha256" not in json.dumps(sent)
     assert "attachments" not in view.public(row(heard(InputKind.MESSAGE, ALICE, "hello")), "ses_1")["body"]
+
+
+@pytest.mark.rule("H5", "H9")
+def test_a_reader_sees_what_a_call_left_where_somebody_classified_it_and_never_on_whose_say_so() -> None:
+    body = ToolResultBody("T2.1.1", "pay", Outcome.FAILED, (read("no answer"),), acting_principal="user:bob")
+
+    assert "effect" not in view.public(row(body))["body"]
+    sent = view.public(row(replace(body, effect=EffectState.UNKNOWN)))
+    assert sent["body"]["effect"] == "unknown"
+    assert "bob" not in json.dumps(sent)
 
 
 def test_a_reader_sees_of_a_question_all_that_a_yes_would_cover() -> None:

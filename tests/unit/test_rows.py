@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sayso.core.attachment import digest_of
 from sayso.core.inputs import Answer, Input, InputKind, Keep, Lane, timer_event_id
-from sayso.core.operation import OperationState, sources_of
+from sayso.core.operation import EffectState, OperationState, sources_of
 from sayso.core.rows import (
     BODY_VERSION,
     AnswerRefusedBody,
@@ -527,6 +527,38 @@ def test_an_operation_moves_with_its_result_as_its_table_allows(outcome: Outcome
     (moved,) = [c for c in changes(row(body)) if isinstance(c, Update) and c.table is Table.OPERATION]
 
     assert moved == Update(Table.OPERATION, {"operation": "T1.1.1"}, {"state": state}, when=sources_of(state))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.FAILED])
+@pytest.mark.parametrize(
+    ("effect", "state"),
+    [
+        (EffectState.COMMITTED, OperationState.ANSWERED),
+        (EffectState.PARTIAL, OperationState.ANSWERED),
+        (EffectState.UNKNOWN, OperationState.UNKNOWN),
+        (EffectState.NONE, None),
+        (EffectState.ROLLED_BACK, None),
+    ],
+)
+def test_what_an_operation_did_counts_before_how_it_answered(
+    outcome: Outcome, effect: EffectState, state: OperationState | None
+) -> None:
+    """What happened, or may have, is never called failed; where nothing stands, the outcome says how it came."""
+    body = ToolResultBody("T1.1.1", "t", outcome, (), operation="T1.1.1", stored=True, effect=effect)
+    (moved,) = [c for c in changes(row(body)) if isinstance(c, Update) and c.table is Table.OPERATION]
+
+    by_outcome = OperationState.ANSWERED if outcome is Outcome.OK else OperationState.FAILED
+    assert moved.values == {"state": state or by_outcome}
+    assert moved.when == sources_of(state or by_outcome)
+
+
+@pytest.mark.rule("H10")
+def test_where_there_is_nobody_behind_a_turn_its_results_have_no_key_for_it() -> None:
+    body = ToolResultBody("T1.1.1", "t", Outcome.OK, ())
+
+    assert "acting_principal" not in encode_body(body)
+    assert "effect" not in encode_body(body)
+    assert json.loads(encode_body(replace(body, acting_principal="user:bob")))["acting_principal"] == "user:bob"
 
 
 def test_a_calls_arguments_read_back_from_its_side_table() -> None:

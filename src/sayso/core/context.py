@@ -16,7 +16,8 @@ from typing import Protocol
 
 from sayso.core.attachment import Attachment
 from sayso.core.inputs import InputKind
-from sayso.core.labels import OUTSIDER, Label, Part, join
+from sayso.core.labels import OUTSIDER, RUNTIME, Label, Part, join
+from sayso.core.operation import EffectState
 from sayso.core.origin import PrincipalKind
 from sayso.core.record import described
 from sayso.core.rows import (
@@ -65,6 +66,8 @@ class Message:
     call: str = ""
     tool: str = ""
     outcome: Outcome | None = None
+    #: what the call left in the world, where somebody classified it; the text says it where the outcome doesn't
+    effect: EffectState | None = None
     #: for data: whose words they are
     source: str = ""
     #: files that the text describes; their bytes are not in it
@@ -203,16 +206,37 @@ class Context:
         self.parts.extend(parts)
         label = join(part.label for part in parts)
         fixed = self._fixed.pop(body.call, None)
+        left = "" if body.told_effect is None else _LEFT[body.told_effect]
         role, call = MessageRole.RESULT, body.call
         if fixed is not None:
             role, call = MessageRole.DATA, ""
-            text = f"{body.tool}, run by the runtime with a person's consent: {body.outcome}. {_text(parts)}"
+            told = f"{body.tool}, run by the runtime with a person's consent: {body.outcome}. {left}".rstrip()
+            text = f"{told} {_text(parts)}"
             wrapped = _by_runtime(text, source=f"tool:{body.tool}", label=label, key=row.commit_key)
         else:
-            wrapped = "\n".join(self.wrap(part, key=row.commit_key) for part in parts)
+            told_first = (Part(left, "runtime", RUNTIME, "runtime"),) if left else ()
+            wrapped = "\n".join(self.wrap(part, key=row.commit_key) for part in (*told_first, *parts))
         return Message(
-            role, wrapped, label, row.seq, call=call, tool=body.tool, outcome=body.outcome, attachments=files
+            role,
+            wrapped,
+            label,
+            row.seq,
+            call=call,
+            tool=body.tool,
+            outcome=body.outcome,
+            effect=body.effect,
+            attachments=files,
         )
+
+
+#: what the model is told of an effect, where the outcome does not say it
+_LEFT = {
+    EffectState.COMMITTED: "It happened all the same.",
+    EffectState.NONE: "It did nothing.",
+    EffectState.UNKNOWN: "It may have happened: nobody knows.",
+    EffectState.PARTIAL: "A part of it happened, and stands.",
+    EffectState.ROLLED_BACK: "It was undone again.",
+}
 
 
 def _file(attached: Attachment, source: str, verified: str) -> Part:

@@ -79,7 +79,8 @@ class Contract:
 
     Raises:
         ContractError: `consent="never"` without a declared effect; a `say` that names no argument
-            of the tool; `parallel_safe` with an effect; limits that are not positive.
+            of the tool; `parallel_safe` with an effect; `guarded_first` without a guard; limits that are not
+            positive.
     """
 
     tool: str
@@ -102,12 +103,18 @@ class Contract:
     returns: Integrity = Integrity.OUTSIDER
     #: whether the tool can tell what became of an operation by its key
     has_lookup: bool = False
+    #: whether what it says goes through a guard before it is a row
+    has_guard: bool = False
+    #: whether nothing of what it says is shown before the guard has seen it
+    guarded_first: bool = False
 
     def __post_init__(self) -> None:
         if self.consent is ConsentPolicy.NEVER and self.effect is Effect.EXTERNAL:
             raise ContractError(f"{self.tool}: consent=never needs a declared effect")
         if self.parallel_safe and self.effect.consequential:
             raise ContractError(f"{self.tool}: only a tool without an effect can be parallel-safe")
+        if self.guarded_first and not self.has_guard:
+            raise ContractError(f"{self.tool}: guarded_first needs a guard")
         if self.timeout_ms <= 0 or self.good_for_ms <= 0:
             raise ContractError(f"{self.tool}: timeout and good_for must be positive")
         stray = [name for name in self.fields if name not in self.roles]

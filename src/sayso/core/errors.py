@@ -7,6 +7,8 @@ Only `server/wire.py` knows status codes.
 
 from __future__ import annotations
 
+from sayso.core.operation import EffectState, effect_state
+
 
 class SaysoError(Exception):
     """Base of every error that sayso raises on purpose."""
@@ -180,4 +182,17 @@ class CommitUnknown(OutcomeUnknown):
 
 
 class ToolFailed(Refused):
-    """What a tool raises to say: it did not happen, and here is why. The text goes to the model."""
+    """What a tool raises to say: it did not happen, and here is why. The text goes to the model.
+
+    Where it did not succeed and did something all the same, `effect` says so: `partial`, `rolled_back`, or
+    `unknown`. Left out, it is what the tool told its call (`Call.effect`), else `none`: nothing was done.
+
+    Raises:
+        ValueError: `effect` is no such word, or `committed`: what happened did not fail.
+    """
+
+    def __init__(self, *text: object, effect: str | None = None) -> None:
+        super().__init__(*text)
+        if effect == EffectState.COMMITTED:
+            raise ValueError("a call that committed did not fail: return what came of it")
+        self.effect = None if effect is None else effect_state(effect)

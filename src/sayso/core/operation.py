@@ -29,6 +29,34 @@ class OperationState(StrEnum):
     NOT_STARTED = "not_started"
 
 
+class EffectState(StrEnum):
+    """What a call left in the world, as its result says. Where nobody can say, as of a read, a result has none.
+
+    `NONE` is only for what is known to have done nothing: an outcome that nobody saw is `UNKNOWN`.
+    """
+
+    COMMITTED = "committed"
+    NONE = "none"
+    #: it may have acted
+    UNKNOWN = "unknown"
+    #: a part of it happened, and stands
+    PARTIAL = "partial"
+    #: it happened and was undone, before the call ended
+    ROLLED_BACK = "rolled_back"
+
+
+def effect_state(word: str) -> EffectState:
+    """Return the effect that a tool names.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    try:
+        return EffectState(word)
+    except ValueError:
+        raise ValueError(f"effect is {word!r}, which is none of {', '.join(EffectState)}") from None
+
+
 #: the moves that exist; a store refuses every other one (`rows.changes` names them)
 MOVES: dict[OperationState, frozenset[OperationState]] = {
     OperationState.INTENDED: frozenset({OperationState.SENT, OperationState.NOT_STARTED}),

@@ -71,3 +71,9 @@ class Origin:
     def is_user(self) -> bool:
         """Whether a person's own signed-in word started the turn."""
         return self.principal.kind is PrincipalKind.USER
+
+    @property
+    def acting(self) -> str | None:
+        """On whose say-so a turn of this origin acts, as `user:bob`; None for a timer's, behind which there is nobody.
+        Absent is not the same as empty: that a result names somebody is what an audit looks for (H10)."""
+        return None if self.principal.kind is PrincipalKind.TIMER else str(self.principal)

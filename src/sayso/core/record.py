@@ -6,6 +6,8 @@ entry can be made to look like another.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from sayso.core.attachment import Attachment
 from sayso.core.canonical import canonical
 from sayso.core.inputs import Input, InputKind, Keep, SettingsChange
@@ -128,12 +130,17 @@ def _turn_start(row: Row, body: TurnStartBody) -> str:
 
 def _result(body: ToolResultBody) -> str:
     made = f"; made {_refs(body.made)}" if body.made else ""
-    if body.outcome in (Outcome.OK, Outcome.FAILED):
-        return f"{body.tool}: {body.outcome}, {words(body.parts)}{_with(body.attachments)}{made}"
-    by_runtime = words(body.parts)[1:-1]
+    effect = f"; effect: {_worded(body.told_effect)}" if body.told_effect is not None else ""
+    by_runtime = all(part.source == "runtime" for part in body.parts)
+    said = words(body.parts)[1:-1] if by_runtime else words(body.parts)
     if body.outcome is Outcome.WAITING:
-        return f"{body.tool}: {by_runtime}"
-    return f"{body.tool}: {body.outcome.replace('_', ' ')}, {by_runtime}"
+        return f"{body.tool}: {said}"
+    what = f"{_worded(body.outcome)}, {said}" if said else _worded(body.outcome)
+    return f"{body.tool}: {what}{_with(body.attachments)}{made}{effect}"
+
+
+def _worded(word: StrEnum) -> str:
+    return word.replace("_", " ")
 
 
 def _settings(change: SettingsChange | SessionChangedBody) -> str:

@@ -22,7 +22,7 @@ from sayso.core.consent import Consent, ConsentState, Replaced
 from sayso.core.contract import Effect
 from sayso.core.inputs import Input, Keep
 from sayso.core.labels import Part
-from sayso.core.operation import OperationState, Ref, sources_of
+from sayso.core.operation import EffectState, OperationState, Ref, sources_of
 from sayso.core.origin import Origin
 from sayso.core.session import Others, Position, SessionRole
 from sayso.core.text import scrub_json
@@ -75,7 +75,7 @@ class Outcome(StrEnum):
     """What one call came to; every call has exactly one."""
 
     OK = "ok"
-    #: the other side said no: it did not happen
+    #: it did not succeed; what it left in the world all the same is the result's `effect`
     FAILED = "failed"
     #: not allowed, not offered, or not a valid call
     REFUSED = "refused"
@@ -237,6 +237,16 @@ class ToolUnknownBody:
     reason: str
 
 
+#: what an outcome says of the effect, where nothing else does
+_IMPLIED = {
+    Outcome.OK: EffectState.COMMITTED,
+    Outcome.REFUSED: EffectState.NONE,
+    Outcome.WAITING: EffectState.NONE,
+    Outcome.NOT_STARTED: EffectState.NONE,
+    Outcome.UNKNOWN: EffectState.UNKNOWN,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ToolResultBody:
     """What a call came to, with the operation's new state and the refs it made: one row, one commit."""
@@ -251,6 +261,15 @@ class ToolResultBody:
     made: tuple[Ref, ...] = ()
     #: files that it gave back
     attachments: tuple[Attachment, ...] = ()
+    #: what it left in the world; None where nobody classified it
+    effect: EffectState | None = None
+    #: on whose say-so it ran, as `user:bob`; None where there is nobody behind the turn. Never public (H9, H10)
+    acting_principal: str | None = None
+
+    @property
+    def told_effect(self) -> EffectState | None:
+        """Return the effect where the outcome alone does not say it: what a reader must be told."""
+        return None if self.effect is _IMPLIED.get(self.outcome) else self.effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,6 +662,17 @@ _OPERATION_AFTER = {
 }
 
 
+def _operation_after(body: ToolResultBody) -> OperationState:
+    """What is known of the operation: what it did counts before how it answered."""
+    match body.effect:
+        case EffectState.COMMITTED | EffectState.PARTIAL:
+            return OperationState.ANSWERED
+        case EffectState.UNKNOWN:
+            return OperationState.UNKNOWN
+        case EffectState.NONE | EffectState.ROLLED_BACK | None:
+            return _OPERATION_AFTER[body.outcome]
+
+
 def _result(seq: int, body: ToolResultBody) -> tuple[Change, ...]:
     changes: list[Change] = [
         Update(
@@ -653,7 +683,7 @@ def _result(seq: int, body: ToolResultBody) -> tuple[Change, ...]:
         )
     ]
     if body.operation is not None and body.stored:
-        changes.append(_moved(body.operation, _OPERATION_AFTER[body.outcome]))
+        changes.append(_moved(body.operation, _operation_after(body)))
     changes += [
         Insert(
             Table.REF,

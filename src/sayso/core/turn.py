@@ -96,6 +96,8 @@ class Turn:
     refused: str | None = None
     ending: Ending | None = None
     failure: str = ""
+    #: on whose say-so it acts, as `user:bob`; None where there is nobody behind it
+    acting: str | None = None
 
     def find(self, call: str) -> Planned:
         """Return the planned call of that ref.
@@ -293,7 +295,13 @@ def start(turn_id: str, body: TurnStartBody) -> Turn:
     A turn with a consent and no turn to go on from runs the consent's steps (B10).
     """
     runs_steps = body.consent is not None and body.continues is None
-    return Turn(turn_id, Phase.BOUNDARY, body.steps_left, steps_of=body.consent if runs_steps else None)
+    return Turn(
+        turn_id,
+        Phase.BOUNDARY,
+        body.steps_left,
+        steps_of=body.consent if runs_steps else None,
+        acting=body.origin.acting,
+    )
 
 
 def advance(turn: Turn, event: Event) -> tuple[Turn, tuple[Due, ...]]:

@@ -11,6 +11,7 @@ from typing import Any
 from sayso.core.attachment import Attachment
 from sayso.core.consent import Consent, Standing
 from sayso.core.labels import Part
+from sayso.core.operation import EffectState
 from sayso.core.origin import Origin
 from sayso.core.record import sentence
 from sayso.core.rows import (
@@ -29,6 +30,7 @@ from sayso.core.rows import (
     ModelCalledBody,
     ModelSaidBody,
     NoticeBody,
+    Outcome,
     ParticipantChangedBody,
     RequestRefusedBody,
     Row,
@@ -172,6 +174,7 @@ def _body(row: Row) -> Json:
                 "operation": body.operation,
                 "made": [str(ref) for ref in body.made],
                 "parts": _parts(body.parts),
+                **({} if body.effect is None else {"effect": body.effect}),
                 **_with(body.attachments),
             }
         case ConsentApprovedBody() as body:
@@ -207,6 +210,24 @@ def _body(row: Row) -> Json:
             return {"title": title, "others": others, "by": by}
         case ParticipantChangedBody(principal=principal, role=role, by=by):
             return {"principal": principal, "role": role, "by": by}
+
+
+def provisional(
+    *,
+    session: str,
+    turn: str,
+    call: str,
+    tool: str,
+    outcome: Outcome,
+    text: str,
+    effect: EffectState | None,
+    attachments: tuple[Attachment, ...],
+) -> Json:
+    """Return what those who listen are shown of a result before it is accepted. It is no row: the `tool.result` of
+    the same call takes its place, and may say less."""
+    classified = {} if effect is None else {"effect": effect}
+    place = {"session": session, "turn": turn, "call": call, "tool": tool}
+    return {**place, "outcome": outcome, "text": text, **classified, **_with(attachments)}
 
 
 def public(row: Row, session: str) -> Json:
