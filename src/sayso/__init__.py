@@ -13,13 +13,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from sayso.agent import Agent
     from sayso.core.errors import ToolFailed
-    from sayso.runtime.ports import Absent, Call, Heard
+    from sayso.runtime.ports import Absent, Call, File, Heard, Output
     from sayso.sources import bearer, standard_webhook
 else:
     _HOMES = {
         "Agent": "sayso.agent",
         "Call": "sayso.runtime.ports",
+        "File": "sayso.runtime.ports",
         "Heard": "sayso.runtime.ports",
+        "Output": "sayso.runtime.ports",
         "ToolFailed": "sayso.core.errors",
         "Absent": "sayso.runtime.ports",
         "standard_webhook": "sayso.sources",
@@ -32,4 +34,15 @@ else:
         return getattr(import_module(_HOMES[name]), name)
 
 
-__all__ = ["Agent", "Call", "Heard", "ToolFailed", "Absent", "standard_webhook", "bearer", "__version__"]
+__all__ = [
+    "Agent",
+    "Call",
+    "File",
+    "Heard",
+    "Output",
+    "ToolFailed",
+    "Absent",
+    "standard_webhook",
+    "bearer",
+    "__version__",
+]

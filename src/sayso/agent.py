@@ -22,6 +22,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Callable[..., Heard])
 W = TypeVar("W", bound=StrEnum)
 
+#: from a result's text to what may be told of it
+Guard = Callable[[str], str] | Callable[[str], Awaitable[str]]
+
 #: what every model provider takes as a tool's name
 _TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 #: what stands in the path of a source's hook
@@ -47,6 +50,8 @@ class ToolSpec:
     description: str = ""
     #: tells what became of an operation by its key
     lookup: Callable[..., Awaitable[Any]] | None = None
+    #: from what the tool said to what may be told of it
+    guard: Guard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,8 @@ class Agent:
         good_for_s: float = ...,
         returns: str = ...,
         lookup: Callable[..., Awaitable[Any]] | None = ...,
+        guard: Guard | None = ...,
+        guarded_first: bool = ...,
     ) -> Callable[[F], F]: ...
     def tool(
         self,
@@ -134,13 +141,19 @@ class Agent:
         good_for_s: float = 3600,
         returns: str = Integrity.OUTSIDER,
         lookup: Callable[..., Awaitable[Any]] | None = None,
+        guard: Guard | None = None,
+        guarded_first: bool = False,
     ) -> F | Callable[[F], F]:
         """Declare a function as a tool; it is returned unchanged.
 
         Its first parameter is `call: Call`; the others are what the model fills in. `when`, `critical`,
         `target`, `object` and `detail` name arguments by what they are for; the rest is content. `lookup`
         is an async function of `call` and any of the tool's arguments: it returns what the tool would
-        have, or raises `Absent`. What is left out stands at its careful value; `Contract` has the meanings.
+        have, or raises `Absent`. `guard` is a function from the text of a result to what may be told of it,
+        async or not: it sees the text alone, no file, before that becomes a row. If it fails, the text is
+        withheld, and the effect stays what it was. Those who listen are shown a result before its guard
+        has seen it, unless `guarded_first` is set. What is left out stands at its careful value; `Contract`
+        has the meanings.
 
         Raises:
             ContractError: the declaration contradicts itself, or names what isn't there.
@@ -164,10 +177,13 @@ class Agent:
                 good_for_ms=round(good_for_s * 1000),
                 returns=_word(Integrity, returns, f"{name}: returns"),
                 has_lookup=lookup is not None,
+                has_guard=guard is not None,
+                guarded_first=guarded_first,
             )
             _check_say(contract)
             _check_lookup(name, arguments, lookup)
-            self._declare_tool(ToolSpec(name, function, contract, inspect.getdoc(function) or "", lookup))
+            _check_guard(name, guard)
+            self._declare_tool(ToolSpec(name, function, contract, inspect.getdoc(function) or "", lookup, guard))
             return function
 
         return declare if function is None else declare(function)
@@ -278,6 +294,20 @@ def _check_lookup(tool: str, arguments: tuple[str, ...], lookup: Callable[..., A
     for name in _arguments(f"{tool}: lookup", lookup):
         if name not in arguments:
             raise ContractError(f"{tool}: lookup takes {name}, which is no argument of the tool")
+
+
+def _check_guard(tool: str, guard: Guard | None) -> None:
+    """Refuse a guard that can't be called with one text."""
+    if guard is None:
+        return
+    if not callable(guard):
+        raise ContractError(f"{tool}: guard must be a function from a text to a text")
+    try:
+        inspect.signature(guard).bind("")
+    except TypeError:
+        raise ContractError(f"{tool}: guard must take one text, and nothing else") from None
+    except ValueError:  # a built-in that doesn't say what it takes
+        return
 
 
 # --- sources -----------------------------------------------------------------

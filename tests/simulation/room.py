@@ -185,9 +185,11 @@ async def room(
     limits: Limits | None = None,
     around: Callable[[Store], Store] = lambda store: store,
     answers: Callable[[ModelRequest], Reply] = script,
+    tools: Callable[[Agent], None] = lambda _: None,
     **options: Any,
 ) -> AsyncIterator[Room]:
-    """Yield a room in which alice is alone; `around` may put something around the store, `options` are Agent's."""
+    """Yield a room in which alice is alone; `around` may put something around the store, `tools` declares more of
+    them, `options` are Agent's."""
     clock, model = VirtualClock(START_MS), ScriptedModel(answers, last=1_000)
     agent = Agent("assistant", model=model, instructions="You take notes.", **options)
     handed: list[tuple[Call, str]] = []
@@ -217,6 +219,8 @@ async def room(
     async def pay(call: Call, what: str) -> str:
         handed.append((call, what))
         return f"paid {what}"
+
+    tools(agent)
 
     @agent.source("restaurant", standard_webhook(SECRETS["restaurant"]))
     def restaurant(body: bytes) -> Heard:

@@ -197,6 +197,10 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "an effect beside others": ({"effect": "book", "parallel_safe": True}, "parallel-safe"),
     "no time": ({"timeout_s": 0}, "must be positive"),
     "good for no time": ({"good_for_s": -1}, "must be positive"),
+    "guard of nothing": ({"guard": lambda: ""}, "guard must take one text"),
+    "guard of two": ({"guard": lambda text, more: text}, "guard must take one text"),
+    "guard is a text": ({"guard": "secrets"}, "guard must be a function"),
+    "guarded first by nothing": ({"guarded_first": True}, "guarded_first needs a guard"),
     "lookup not async": ({"lookup": lookup_at_once}, "lookup must be an async function"),
     "lookup of no argument": ({"lookup": lookup_of_party_size}, "lookup takes size, which is no argument"),
 }

@@ -23,8 +23,8 @@ from sayso.agent import Agent
 from sayso.core.canonical import canonical
 from sayso.core.contract import ContractError
 from sayso.core.errors import Invalid, ToolFailed
-from sayso.core.operation import Ref
-from sayso.runtime.ports import Absent, Call, Tools
+from sayso.core.operation import EffectState, Ref
+from sayso.runtime.ports import Absent, Call, File, Output, Tools
 
 if TYPE_CHECKING:
     from sayso.core.rows import Kind as OnlyForTypes
@@ -471,3 +471,86 @@ def test_a_schema_is_json() -> None:
     schema = tools(stay).offers[0].schema
     assert json.loads(json.dumps(schema)) == schema
     assert schema["properties"]["board"]["default"] == "half"
+
+
+# --- texts, files, a guard -----------------------------------------------------
+
+
+def a_plan(call: Call) -> Any: ...
+
+
+@pytest.mark.rule("H14")
+@pytest.mark.parametrize(
+    ("given_back", "text", "files", "is_error"),
+    [
+        (Output(), "", [], False),
+        (Output("one", "two", error=True), "one\ntwo", [], True),
+        (Output("one", files=[File("a.txt", b"a")]), "one", ["a.txt"], False),
+        (File("a.txt", bytearray(b"a")), "", ["a.txt"], False),
+        (["one", File("a.txt", memoryview(b"a")), {"n": 2}], 'one\n{"n": 2}', ["a.txt"], False),
+        ((File("a.txt", b"a"), File("b.txt", b"b")), "", ["a.txt", "b.txt"], False),
+        (["one", "two"], '["one", "two"]', [], False),
+        ([], "[]", [], False),
+    ],
+)
+async def test_what_a_function_gives_back_is_one_text_and_its_files(
+    given_back: object, text: str, files: list[str], is_error: bool
+) -> None:
+    def gives(call: Call) -> Any:
+        return given_back
+
+    answer = await tools(gives).call("gives", a_call(), {})
+
+    assert (answer.text, [file.name for file in answer.files], answer.is_error) == (text, files, is_error)
+    assert all(type(file.data) is bytes for file in answer.files)
+
+
+@pytest.mark.rule("H14")
+@pytest.mark.parametrize("inside", [{"plan": File("a.txt", b"a")}, [[File("a.txt", b"a")]], {"plan": Output("a")}])
+async def test_bytes_inside_json_are_refused_and_never_written_into_a_text(inside: object) -> None:
+    def gives(call: Call) -> Any:
+        return inside
+
+    with pytest.raises(TypeError, match="return a text or JSON values"):
+        await tools(gives).call("gives", a_call(), {})
+
+
+def test_what_is_no_file_and_no_text_is_refused_where_it_stands() -> None:
+    with pytest.raises(TypeError, match=r"file 'a.txt': its data is a str, not bytes"):
+        File("a.txt", "text")  # type: ignore[arg-type]  # what an untyped tool does
+    with pytest.raises(TypeError, match="int is neither"):
+        Output("a", 4)  # type: ignore[arg-type]  # what an untyped tool does
+    with pytest.raises(TypeError, match="bytes is neither"):
+        Output(files=[b"a"])  # type: ignore[list-item]  # what an untyped tool does
+
+
+def test_a_file_and_an_output_say_what_they_are_without_their_bytes() -> None:
+    held = Output("secret", files=[File("a.txt", b"secret", "text/plain")])
+
+    assert repr(held) == "Output(1 texts, files=(File('a.txt', 6 bytes, 'text/plain'),), error=False)"
+
+
+async def test_a_guard_is_asked_in_a_thread_or_as_it_is_and_must_return_a_text() -> None:
+    async def upper(text: str) -> str:
+        return text.upper()
+
+    def thread(text: str) -> str:
+        return f"{text} {threading.current_thread() is threading.main_thread()}"
+
+    assert await tools(a_plan, guard=upper).guard("a_plan", "a\ud800") == "A\ufffd"
+    assert await tools(a_plan, guard=thread).guard("a_plan", "main:") == "main: False"
+    with pytest.raises(TypeError, match="the guard of a_plan returned a NoneType"):
+        await tools(a_plan, guard=lambda text: None).guard("a_plan", "a")
+    with pytest.raises(TypeError, match="a_plan has no guard"):
+        await tools(a_plan).guard("a_plan", "a")
+
+
+@pytest.mark.parametrize("word", ["committed", "done", ""])
+def test_a_failure_that_committed_or_names_no_effect_is_no_failure(word: str) -> None:
+    with pytest.raises(ValueError, match=r"did not fail|which is none of"):
+        ToolFailed("no", effect=word)
+
+
+def test_a_failure_says_its_text_and_what_it_left() -> None:
+    assert (str(ToolFailed("no")), ToolFailed("no").effect) == ("no", None)
+    assert ToolFailed("no", effect="partial").effect is EffectState.PARTIAL

@@ -385,8 +385,8 @@ def test_a_reader_is_told_of_a_file_what_fetches_it_and_nothing_of_its_bytes(bod
 def test_a_reader_sees_what_a_call_left_where_somebody_classified_it_and_never_on_whose_say_so() -> None:
     body = ToolResultBody("T2.1.1", "pay", Outcome.FAILED, (read("no answer"),), acting_principal="user:bob")
 
-    assert "effect" not in view.public(row(body))["body"]
-    sent = view.public(row(replace(body, effect=EffectState.UNKNOWN)))
+    assert "effect" not in view.public(row(body), "ses_1")["body"]
+    sent = view.public(row(replace(body, effect=EffectState.UNKNOWN)), "ses_1")
     assert sent["body"]["effect"] == "unknown"
     assert "bob" not in json.dumps(sent)
 

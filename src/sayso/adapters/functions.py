@@ -28,7 +28,7 @@ from sayso.core.contract import Contract, ContractError
 from sayso.core.errors import Invalid
 from sayso.core.operation import Ref
 from sayso.core.text import scrub, scrub_json
-from sayso.runtime.ports import Call, ToolAnswer, ToolOffer
+from sayso.runtime.ports import Call, File, Output, ToolAnswer, ToolOffer
 
 #: functions that are not async and run at once; further ones wait within their own timeout
 THREADS_MAX = 32
@@ -49,6 +49,8 @@ class DeclaredTool(Protocol):
     def description(self) -> str: ...
     @property
     def lookup(self) -> Callable[..., Awaitable[Any]] | None: ...
+    @property
+    def guard(self) -> Callable[[str], Any] | None: ...
 
 
 class FunctionTools:
@@ -92,14 +94,29 @@ class FunctionTools:
         Raises:
             Invalid: they do not fit (any more); the function was not called.
             ToolFailed: the function says that it did not happen.
-            TypeError: it returned what is neither text nor JSON.
+            TypeError: it returned what is neither text, JSON, `Output`, nor a list of texts and `File`s.
             RuntimeError: it was cancelled, and not by us.
             Exception: whatever else the function raises.
         """
         values = self._values(tool, arguments)
-        result = await _unless_cancelled(tool, self._run(self._tools[tool].spec.function, call, values))
+        result = await _unless_cancelled(tool, self._run(self._tools[tool].spec.function, call, **values))
         _as_texts(call.refs)
-        return ToolAnswer("done" if result is None else _text(tool, result))
+        return _answer(tool, result)
+
+    async def guard(self, tool: str, text: str) -> str:
+        """Return what the tool's guard leaves of a text.
+
+        Raises:
+            TypeError: there is no guard, or it returned no text.
+            Exception: whatever else the guard raises.
+        """
+        guard = self._tools[tool].spec.guard
+        if guard is None:
+            raise TypeError(f"{tool} has no guard")
+        left = await _unless_cancelled(f"the guard of {tool}", self._run(guard, text))
+        if not isinstance(left, str):
+            raise TypeError(f"the guard of {tool} returned a {type(left).__name__}, not a text")
+        return scrub(left)
 
     async def look_up(self, tool: str, call: Call, arguments: Mapping[str, Any]) -> ToolAnswer:
         """Ask the tool's `lookup` what became of the operation with this key.
@@ -119,7 +136,7 @@ class FunctionTools:
         if result is None:
             raise TypeError(f"the lookup of {tool} returned None: raise Absent, or return what the tool would have")
         _as_texts(call.refs)
-        return ToolAnswer(_text(tool, result))
+        return _answer(tool, result)
 
     def _values(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         read = self._read(tool, arguments)
@@ -138,10 +155,10 @@ class FunctionTools:
         except Exception as error:  # a validator of the user's may raise anything
             raise Invalid(f"the arguments can't be read ({type(error).__name__})") from error
 
-    async def _run(self, function: Callable[..., Any], call: Call, values: Mapping[str, Any]) -> Any:
+    async def _run(self, function: Callable[..., Any], /, *args: Any, **values: Any) -> Any:
         if inspect.iscoroutinefunction(function):
-            return await function(call, **values)
-        run = partial(contextvars.copy_context().run, _to_its_end, function, call, values)
+            return await function(*args, **values)
+        run = partial(contextvars.copy_context().run, _to_its_end, partial(function, *args, **values))
         result = await asyncio.get_running_loop().run_in_executor(self._threads, run)
         return await result if inspect.isawaitable(result) else result
 
@@ -158,9 +175,9 @@ async def _unless_cancelled(tool: str, running: Awaitable[Any]) -> Any:
         raise RuntimeError(f"{tool} was cancelled from within") from error
 
 
-def _to_its_end(function: Callable[..., Any], call: Call, values: Mapping[str, Any]) -> Any:
+def _to_its_end(function: Callable[[], Any]) -> Any:
     try:
-        return function(call, **values)
+        return function()
     except StopIteration as stop:  # no future can carry one: whoever waits would wait for ever
         raise RuntimeError("the tool raised StopIteration") from stop
 
@@ -276,6 +293,22 @@ def _as_texts(refs: list[Ref]) -> None:
     """Make texts of what a tool without types may have given as numbers: the effect has happened, and a row
     that can't be written would lose it."""
     refs[:] = [Ref(*(scrub(str(each)) for each in (ref.source, ref.kind, ref.value))) for ref in refs]
+
+
+def _answer(tool: str, result: object) -> ToolAnswer:
+    """Return what a function gave back: texts as one, a line each, and files beside it (H14)."""
+    match result:
+        case None:
+            return ToolAnswer("done")
+        case Output(texts=texts, files=files, error=error):
+            return ToolAnswer(scrub("\n".join(texts)), files, error)
+        case File():
+            return ToolAnswer("", (result,))
+        case list() | tuple() if any(isinstance(each, File) for each in result):
+            texts = tuple(_text(tool, each) for each in result if not isinstance(each, File))
+            return ToolAnswer("\n".join(texts), tuple(each for each in result if isinstance(each, File)))
+        case _:
+            return ToolAnswer(_text(tool, result))
 
 
 def _text(tool: str, result: object) -> str:

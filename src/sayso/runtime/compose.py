@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from sayso.core.authority import Action, Decision, Verdict
@@ -12,7 +13,7 @@ from sayso.core.consent import Consent, ConsentState, Replaced, Standing, Step, 
 from sayso.core.contract import Contract, Effect
 from sayso.core.errors import Invalid
 from sayso.core.labels import RUNTIME, Integrity, Label, Part
-from sayso.core.operation import Ref, idempotency_key
+from sayso.core.operation import EffectState, idempotency_key
 from sayso.core.origin import Origin, Principal
 from sayso.core.rows import (
     Called,
@@ -181,24 +182,42 @@ def _is_stored(planned: Planned) -> bool:
 
 def closed(called: Called, outcome: Outcome, reason: str, turn: Turn) -> Draft:
     """Return the result of a call that is not run, in the runtime's words."""
-    return _result(called, turn, outcome, by_runtime(reason), ())
+    effect = _effect_unheard(called, outcome)
+    return Draft(_result(called, turn, outcome, by_runtime(reason), effect=effect), turn.id)
 
 
-def _result(called: Called, turn: Turn, outcome: Outcome, part: Part, made: tuple[Ref, ...]) -> Draft:
+def _result(called: Called, turn: Turn, outcome: Outcome, *parts: Part, effect: EffectState | None) -> ToolResultBody:
     planned = turn.find(called.call)
     stored = called.is_operation and _is_stored(planned)
-    operation = called.call if stored else None
-    return Draft(
-        ToolResultBody(called.call, called.tool, outcome, (part,), operation=operation, stored=stored, made=made),
-        turn.id,
+    return ToolResultBody(
+        called.call,
+        called.tool,
+        outcome,
+        parts,
+        operation=called.call if stored else None,
+        stored=stored,
+        effect=effect,
+        acting_principal=turn.acting,
     )
 
 
+def _effect_unheard(called: Called, outcome: Outcome) -> EffectState | None:
+    """What a call left whose tool said nothing: nothing where it provably did not run, else nobody knows (H9). A call
+    that declares no effect has none to be unsure of."""
+    if outcome in (Outcome.REFUSED, Outcome.WAITING, Outcome.NOT_STARTED):
+        return EffectState.NONE
+    return EffectState.UNKNOWN if called.is_operation else None
+
+
 def result(ended: Attempt, called: Called, turn: Turn, returns: Integrity) -> Draft:
-    """Return the one result of a call that was run. Its words are the tool's, labelled as its contract says."""
+    """Return the one result of a call that was run. Its words are the tool's, labelled as its contract says, or the
+    runtime's where a guard withheld them."""
     outcome = Outcome.OK if ended.came is Came.OK else Outcome.FAILED
-    part = Part(ended.text, f"tool:{called.tool}", Label(returns), "tool contract")
-    return _result(called, turn, outcome, part, ended.made)
+    said = Part(ended.text, f"tool:{called.tool}", Label(returns), "tool contract")
+    part = by_runtime(ended.text) if ended.withheld else said
+    parts = (part,) if ended.text or not ended.attachments else ()
+    body = _result(called, turn, outcome, *parts, effect=ended.effect)
+    return Draft(replace(body, made=ended.made, attachments=ended.attachments), turn.id)
 
 
 def told(called: Called, turn: Turn, reason: str) -> list[Draft]:
@@ -209,10 +228,7 @@ def told(called: Called, turn: Turn, reason: str) -> list[Draft]:
         if not called.keyed
         else f"{called.tool} may or may not have happened ({reason}), after {turn.find(called.call).attempts} attempts."
     )
-    return [
-        _result(called, turn, Outcome.UNKNOWN, by_runtime(text), ()),
-        Draft(NoticeBody((by_runtime(text),)), turn.id),
-    ]
+    return [closed(called, Outcome.UNKNOWN, text, turn), Draft(NoticeBody((by_runtime(text),)), turn.id)]
 
 
 def cancelled(turn: Turn, reason: str) -> list[Draft]:
@@ -232,7 +248,7 @@ def _given_up(planned: Planned, turn: Turn, reason: str) -> list[Draft]:
     if out and planned.called.is_operation:
         text = f"{planned.called.tool} may or may not have happened: {reason}."
         return [
-            _result(planned.called, turn, Outcome.UNKNOWN, by_runtime(text), ()),
+            closed(planned.called, Outcome.UNKNOWN, text, turn),
             Draft(NoticeBody((by_runtime(text),)), turn.id),
         ]
     outcome = Outcome.FAILED if out else Outcome.NOT_STARTED

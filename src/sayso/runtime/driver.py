@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sayso.core import view
+from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.contract import Contract
 from sayso.core.errors import Unresolved
 from sayso.core.inputs import InFlight, InputKind
-from sayso.core.operation import Settlement, settlement
+from sayso.core.operation import EffectState, Settlement, settlement
 from sayso.core.retry import delay_ms
 from sayso.core.rows import Called, Draft, Outcome
 from sayso.core.turn import (
@@ -48,7 +50,7 @@ from sayso.runtime import compose
 from sayso.runtime.inbox import Inbox
 from sayso.runtime.limits import Limits
 from sayso.runtime.loaded import Loaded
-from sayso.runtime.operations import Attempt, Came, attempt, look_up
+from sayso.runtime.operations import Attempt, Came, attempt, finished, look_up, provisional, unguarded
 from sayso.runtime.ports import (
     Call,
     Clock,
@@ -428,10 +430,11 @@ class Driver:
 
     # rows
 
-    def _stage(self, drafts: Sequence[Draft]) -> None:
-        """Add rows to the next commit, and fold them now: what is due next is read off the result."""
+    def _stage(self, drafts: Sequence[Draft], *, blobs: Blobs = NO_BLOBS) -> None:
+        """Add rows to the next commit, and fold them now: what is due next is read off the result. `blobs` are the
+        bytes of the files that they name."""
         for draft in drafts:
-            self._loaded.take(self._journal.stage(draft))
+            self._loaded.take(self._journal.stage(draft, blobs=blobs))
             self._staged = True
 
     async def _flush(self) -> bool:
@@ -580,22 +583,42 @@ class Driver:
         clock, tools = self._around.clock, self._around.persona.tools
         if after_ms:
             await clock.sleep_until(clock.now_ms() + after_ms)
-        most = self._around.limits.result_bytes
-        came = await attempt(tools, tools.contracts[call.tool], call.call, handed, call.arguments, bytes_max=most)
-        self._happenings.put_nowait(came)
+        await self._came(call, await attempt(tools, tools.contracts[call.tool], call.call, handed, call.arguments))
 
     async def _look_up(self, call: Called, handed: Call) -> None:
-        tools, most = self._around.persona.tools, self._around.limits.result_bytes
-        came = await look_up(tools, tools.contracts[call.tool], call.call, handed, call.arguments, bytes_max=most)
-        self._happenings.put_nowait(came)
+        tools = self._around.persona.tools
+        await self._came(call, await look_up(tools, tools.contracts[call.tool], call.call, handed, call.arguments))
+
+    async def _came(self, call: Called, ended: Attempt) -> None:
+        """Show a receipt at once; then make of the attempt what becomes a row, and hand it to the owner."""
+        tools, limits = self._around.persona.tools, self._around.limits
+        contract = tools.contracts[call.tool]
+        if ended.is_receipt and not contract.guarded_first and self._is_open(call):
+            text, files = provisional(ended, limits)
+            outcome = Outcome.OK if ended.came is Came.OK else Outcome.FAILED
+            shown = view.provisional(
+                session=self._loaded.id,
+                turn=self._turn.id,
+                call=call.call,
+                tool=call.tool,
+                outcome=outcome,
+                text=text,
+                effect=ended.effect,
+                attachments=files,
+            )
+            self._journal.show("tool.provisional", shown)
+        try:
+            self._happenings.put_nowait(await finished(ended, tools, contract, limits))
+        except asyncio.CancelledError:  # it answered all the same, and that must not be lost (K9)
+            self._happenings.put_nowait(unguarded(ended))
+            raise
 
     def _settle(self, call: Called, attempts: int, *, looked_up: bool = False) -> None:
         """Find out what became of an unknown operation: from an answer that was rescued (K9), or else ask the other
         side, send again with the same key, or tell a person (D5)."""
         rescued = next((one for one in self._around.rescue.of(self._loaded.id) if one.operation == call.call), None)
         if rescued is not None:
-            came = Attempt(call.call, Came.OK if rescued.happened else Came.FAILED, rescued.text, rescued.made)
-            self._take(came)
+            self._take(_rescued(rescued))
             return
         contract = self._around.persona.tools.contracts.get(call.tool)
         most = self._around.limits.attempts_per_operation
@@ -661,7 +684,7 @@ class Driver:
         called, contract = planned.called, self._contracts[planned.called.tool]
         match ended.came:
             case Came.OK | Came.FAILED:
-                self._stage([compose.result(ended, called, turn, contract.returns)])
+                self._stage([compose.result(ended, called, turn, contract.returns)], blobs=ended.blobs)
             case Came.UNKNOWN if not ended.looked_up:
                 self._stage([compose.unknown(called, turn, ended.text)])
             case Came.UNKNOWN:  # the lookup could not tell: as if there were none
@@ -675,4 +698,11 @@ class Driver:
 
 
 def _evidence(session: str, tool: str, came: Attempt) -> Evidence:
-    return Evidence(session, came.call, tool, came.came is Came.OK, came.text, came.made)
+    lost = f"\n({len(came.attachments)} files that it gave back were lost)" if came.attachments else ""
+    return Evidence(session, came.call, tool, came.came is Came.OK, came.text + lost, came.made, came.effect)
+
+
+def _rescued(one: Evidence) -> Attempt:
+    unsaid = EffectState.COMMITTED if one.happened else EffectState.NONE
+    came = Came.OK if one.happened else Came.FAILED
+    return Attempt(one.operation, came, one.text, one.made, effect=one.effect or unsaid)

@@ -17,6 +17,14 @@ class Limits:
     attempts_per_operation: int = 3
     #: text of one tool result; the rest is cut, with a count
     result_bytes: int = 256 * 1024
+    #: text of one tool result that is shown before it is accepted; the rest is cut, with a count
+    provisional_bytes: int = 64 * 1024
+    #: a guard's look at one tool result; after that its text is withheld
+    guard_ms: int = 10_000
+    #: files of one tool result
+    result_files: int = 16
+    #: their bytes together; a file beyond that is not kept, and the result says so
+    result_files_bytes: int = 20 * 1024 * 1024
     #: text of one user message
     message_bytes: int = 256 * 1024
     #: how long a question stays open (B9)

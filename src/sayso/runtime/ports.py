@@ -6,13 +6,14 @@ and `assembly` alone chooses one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sayso.core.attachment import OCTETS
 from sayso.core.contract import Contract
-from sayso.core.operation import Ref
+from sayso.core.operation import EffectState, Ref, effect_state
 
 if TYPE_CHECKING:  # a user's module imports this one, and must not wait for pydantic
     from sayso.core.context import Message
@@ -225,17 +226,75 @@ class Call:
     #: which attempt this is, from 1
     attempt: int = 1
     refs: list[Ref] = field(default_factory=list)
+    #: what it said of its effect; None while it said nothing
+    said: EffectState | None = None
 
     def made(self, kind: str, value: str, *, source: str) -> None:
         """Say that this call made something: from now on this session hears from `source` about it (A12)."""
         self.refs.append(Ref(source, kind, value))
 
+    def effect(self, word: str) -> None:
+        """Say what this call left in the world: `committed`, `none`, `partial`, `rolled_back`, or `unknown`. The last
+        word counts. A tool that says nothing and returns has committed; one whose effect is none or a read has
+        no effect to speak of. A call that is not committed and not `none` did not succeed: what comes after
+        it in a plan does not start (K15).
+
+        Raises:
+            ValueError: there is no such word.
+        """
+        self.said = effect_state(word)
+
+
+class File:
+    """A file that a tool gives back, beside its text. It is stored with the result, and read by who may read that."""
+
+    __slots__ = ("data", "media_type", "name")
+
+    def __init__(self, name: str, data: bytes | bytearray | memoryview, media_type: str = OCTETS) -> None:
+        """`name` is shown, never a path.
+
+        Raises:
+            TypeError: `data` is not bytes.
+        """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"file {name!r}: its data is a {type(data).__name__}, not bytes")
+        self.name, self.data, self.media_type = str(name), bytes(data), str(media_type)
+
+    def __repr__(self) -> str:
+        return f"File({self.name!r}, {len(self.data)} bytes, {self.media_type!r})"
+
+
+class Output:
+    """What a tool gives back where one text is not enough: `Output("Seat 4", "Gate B", files=[File(...)])`.
+
+    The texts are lines of one text. `error=True` says that this is no success; what it did all the same is said by
+    `Call.effect`, else nobody knows.
+    """
+
+    __slots__ = ("error", "files", "texts")
+
+    def __init__(self, *texts: str, files: Iterable[File] = (), error: bool = False) -> None:
+        self.texts, self.files, self.error = texts, tuple(files), error
+        given: tuple[tuple[type, object], ...] = (
+            *((str, each) for each in texts),
+            *((File, each) for each in self.files),
+        )
+        for wanted, each in given:
+            if not isinstance(each, wanted):
+                raise TypeError(f"Output takes texts, and files=[File(...)]: {type(each).__name__} is neither")
+
+    def __repr__(self) -> str:
+        return f"Output({len(self.texts)} texts, files={self.files!r}, error={self.error})"
+
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What a tool returned: it happened."""
+    """What a tool returned."""
 
     text: str
+    files: tuple[File, ...] = ()
+    #: it is no success, and says so itself
+    is_error: bool = False
 
 
 class Absent(Exception):
@@ -253,6 +312,8 @@ class Evidence:
     happened: bool
     text: str
     made: tuple[Ref, ...] = ()
+    #: what it left in the world, where it said so
+    effect: EffectState | None = None
 
 
 class Rescue(Protocol):
@@ -312,6 +373,14 @@ class Tools(Protocol):
         Raises:
             ToolFailed: it did not happen.
             Exception: anything else: for a tool with an effect, nobody knows.
+        """
+        ...
+
+    async def guard(self, tool: str, text: str) -> str:
+        """Return what may be told of a result's text, for a tool whose contract has a guard.
+
+        Raises:
+            Exception: whatever the guard raises; then nothing of the text may be told.
         """
         ...
 
