@@ -338,6 +338,13 @@ class Feed:
             self.held = ""
             self._offer([piece])
 
+    def written(self, turn: str, reply: int) -> str:
+        """Publish what is held, and return what was published of this reply from its first character on; empty where
+        nothing was."""
+        self.flush()
+        so_far = self.unfinished
+        return so_far.text if so_far is not None and (so_far.turn, so_far.reply) == (turn, reply) else ""
+
     def erase(self) -> None:
         """Forget the unfinished reply: it ended without a row, or the session is not owned here any more."""
         self.flush()

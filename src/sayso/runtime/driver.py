@@ -183,6 +183,8 @@ class Driver:
             if self._hinted:
                 self._hinted = False
                 await self._settle_control()
+            if self._loaded.turn is None:
+                await self._flush()  # the end of the one before
             if self._loaded.turn is None and not await self._start_next():
                 if self._hinted:  # while something was settled: whoever stood still has taken the wake-up
                     continue
@@ -569,8 +571,7 @@ class Driver:
             case ModelEnded(turn=turn) if self._loaded.turn is None or self._loaded.turn.id != turn:
                 return  # an answer that nobody waits for any more
             case ModelEnded(reply=None, fault=fault):
-                self._journal.erase()
-                self._tell(ModelFailed(fault))
+                self._model_failed(fault)
             case ModelEnded(reply=reply):
                 assert reply is not None
                 persona, decide = self._around.persona, self._around.rules.decide
@@ -580,6 +581,22 @@ class Driver:
             case Attempt() as came:
                 self._note_heard(came)
                 self._attempted(came)
+
+    def _model_failed(self, fault: str) -> None:
+        """End the turn. What was shown of the reply is kept, in the same commit (X54): were the process to end
+        between the two, the model would be asked again, and the text would stand twice."""
+        self._tell(ModelFailed(fault))
+        [end] = due(self._turn)
+        assert isinstance(end, End)
+        self._stage([*self._cut_off(), compose.ended(self._turn, end)])
+
+    def _cut_off(self) -> list[Draft]:
+        """Return the row of what was shown of the reply that is being written."""
+        turn = self._turn
+        text = self._journal.written(turn.id, turn.replies + 1)
+        if not text:
+            self._journal.erase()
+        return compose.broken_off(text, turn, self._loaded)
 
     def _attempted(self, ended: Attempt) -> None:
         turn = self._turn
