@@ -18,6 +18,7 @@ from sayso.core.rows import (
     Ending,
     InputSupersededBody,
     Kind,
+    ModelSaidBody,
     Outcome,
     SessionClosedBody,
     ToolResultBody,
@@ -123,6 +124,24 @@ async def test_closing_gives_up_the_model_and_nothing_begins_by_itself_afterward
     assert left.reason == "the session was closed by user:alice"
     assert await shared.heard() == [("alice", "a long story")]
     assert await shared.store.inbox(shared.session, after=0, limit=9) == []
+
+
+@pytest.mark.rule("K9", "X54")
+async def test_what_was_shown_of_a_reply_when_it_was_closed_is_a_row(shared: Room) -> None:
+    midway = shared.model.hold_midway = asyncio.Event()
+    await shared.post("alice", "a long story")
+    await shared.model.until_asked()
+    for _ in range(10):  # the first piece is written
+        await asyncio.sleep(0)
+
+    await close(shared)
+    midway.set()
+
+    [said] = await shared.bodies(ModelSaidBody)
+    assert said.interrupted
+    assert said.parts[0].text == "I "
+    kinds = [row.kind for row in await shared.rows() if row.turn == "T1"]
+    assert kinds == [Kind.TURN_START, Kind.MODEL_SAID, Kind.TURN_END]
 
 
 @pytest.mark.rule("X46", "X47", "X56")

@@ -83,8 +83,8 @@ async def test_held_text_goes_out_before_the_row_that_ends_it(stage: LocalStage)
     assert all((frame.id is None) == (frame.event in ("resume", "caught_up", "delta")) for frame in frames)
 
 
-@pytest.mark.rule("K5")
-async def test_text_of_a_reply_that_failed_goes_away(open_store: OpenStore) -> None:
+@pytest.mark.rule("K5", "X54")
+async def test_text_of_a_reply_that_failed_is_replaced_by_its_row(open_store: OpenStore) -> None:
     model = ScriptedModel([Cut("Half a sentence", ModelFault("truncated"))])
     async with local_stage(open_store=open_store, model=model) as stage:
         page, joined = View(), View()
@@ -98,4 +98,4 @@ async def test_text_of_a_reply_that_failed_goes_away(open_store: OpenStore) -> N
             await reading(stage, joined, until="caught_up")
 
     assert [*written, page.text, joined.text] == ["Half ", None, None]
-    assert said(page) == []
+    assert said(page) == said(joined) == ["Half a sentence"]

@@ -258,6 +258,7 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
         TurnEndBody(Ending.FAILED, text, 2),
         ModelCalledBody(1, (planned, planned), (part,)),
         ModelSaidBody(2, (part, part)),
+        ModelSaidBody(2, (part,), interrupted=True),
         ToolIntendedBody("T1.1.1", "T1.1.1", "search", text, text),
         ToolSentBody("T1.1.1", "T1.1.1", "search", text, text, 2, intended=True),
         ToolUnknownBody("T1.1.1", "T1.1.1", "search", text),

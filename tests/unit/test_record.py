@@ -120,6 +120,7 @@ SENTENCES: list[tuple[Body, str]] = [
         "T2 plans book(party=4, day=‹Friday›); look()",
     ),
     (ModelSaidBody(1, (told("it is"), told("booked"))), "T2: ‹it is⏎booked›"),
+    (ModelSaidBody(1, (told("it i"),), interrupted=True), "T2: ‹it i›, cut off there"),
     (ToolIntendedBody("T2.1.1", "T2.1.1", "pay", "k", "d"), "pay, operation T2.1.1: stored, not sent yet"),
     (ToolSentBody("T2.1.1", "T2.1.1", "book", "k", "d", 1), "book, operation T2.1.1"),
     (ToolSentBody("T2.1.1", "T2.1.1", "book", "k", "d", 2), "book, operation T2.1.1, attempt 2, same key"),

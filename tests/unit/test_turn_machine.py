@@ -196,6 +196,12 @@ def test_the_model_is_called_once_for_each_boundary_that_is_left() -> None:
     follow(thinking, (Replied((LOOK,)), "run look"), (Begun("look"), ""), (Settled("look", OK), ""))
 
 
+@pytest.mark.rule("K9")
+def test_what_was_shown_of_a_reply_that_broke_off_is_no_reply() -> None:
+    assert event_of(row(ModelSaidBody(1, (), interrupted=True))) is None
+    assert event_of(row(ModelSaidBody(1, ()))) == Replied(())
+
+
 @pytest.mark.parametrize(
     "turn",
     [

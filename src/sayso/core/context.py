@@ -154,8 +154,10 @@ class Context:
             case NoticeBody(parts=parts):
                 self.parts.extend(parts)
                 return [self._data(row, part) for part in parts]
-            case ModelSaidBody(parts=parts):
-                return [Message(MessageRole.ASSISTANT, _text(parts), join(p.label for p in parts), row.seq)]
+            case ModelSaidBody(parts=parts, interrupted=interrupted):
+                reply = Message(MessageRole.ASSISTANT, _text(parts), join(p.label for p in parts), row.seq)
+                cut_off = "That reply was cut off here. No more of it was shown to anybody, and nothing of it was run."
+                return [reply, self._told(row, cut_off)] if interrupted else [reply]
             case ModelCalledBody(calls=calls, parts=parts):
                 label = join(p.label for p in parts) if parts else self.label
                 return [Message(MessageRole.ASSISTANT, _text(parts), label, row.seq, calls=calls)]

@@ -171,8 +171,8 @@ def sentence(row: Row) -> str:
             return f"{row.turn} {ending}" + (f": {plain(reason, chars_max=200)}" if reason else "")
         case ModelCalledBody(calls=calls):
             return f"{row.turn} plans {'; '.join(map(_call, calls))}"
-        case ModelSaidBody(parts=parts):
-            return f"{row.turn}: {words(parts)}"
+        case ModelSaidBody(parts=parts, interrupted=interrupted):
+            return f"{row.turn}: {words(parts)}" + (", cut off there" if interrupted else "")
         case ToolIntendedBody(tool=tool, operation=operation):
             return f"{tool}, operation {operation}: stored, not sent yet"
         case ToolSentBody(tool=tool, operation=operation, attempt=attempt):

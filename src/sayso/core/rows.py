@@ -170,10 +170,11 @@ class ModelCalledBody:
 
 @dataclass(frozen=True, slots=True)
 class ModelSaidBody:
-    """A model reply in words."""
+    """A model reply in words. `interrupted`: it broke off, or was cut off, and this is what was shown of it (K9)."""
 
     reply: int
     parts: tuple[Part, ...]
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

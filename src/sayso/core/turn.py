@@ -538,7 +538,7 @@ def event_of(row: Row) -> Event | None:
     match row.body:
         case ModelCalledBody(calls=calls):
             return Replied(calls)
-        case ModelSaidBody():
+        case ModelSaidBody(interrupted=False):
             return Replied(())
         case TurnStepsBody(calls=calls):
             return StepsFixed(calls)

@@ -158,8 +158,8 @@ def _body(row: Row) -> Json:
             return {"ending": ending, "reason": reason}
         case ModelCalledBody(reply=reply, calls=calls, parts=parts):
             return {"reply": reply, "calls": _calls(calls), "parts": _parts(parts)}
-        case ModelSaidBody(reply=reply, parts=parts):
-            return {"reply": reply, "parts": _parts(parts)}
+        case ModelSaidBody(reply=reply, parts=parts, interrupted=interrupted):
+            return {"reply": reply, "parts": _parts(parts), "interrupted": interrupted}
         case ToolIntendedBody() as body:
             return {"operation": body.operation, "call": body.call, "tool": body.tool}
         case ToolSentBody() as body:

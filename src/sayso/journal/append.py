@@ -206,6 +206,11 @@ class Journal:
         """Publish something that is no row to those who listen now: it may be lost, and nothing acts on it."""
         self._feed.show(event, data)
 
+    def written(self, turn: str, reply: int) -> str:
+        """Publish what is held of a reply that is being written, and return all that was published of it. A row with
+        this text takes its place when it is accepted."""
+        return self._feed.written(turn, reply)
+
     def erase(self) -> None:
         """Forget what was published of a reply that ends without a row."""
         self._feed.erase()

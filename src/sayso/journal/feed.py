@@ -347,6 +347,13 @@ class Feed:
         held, self.held = self.held, ""
         return held
 
+    def written(self, turn: str, reply: int) -> str:
+        """Publish what is held, and return what was published of this reply from its first character on; empty where
+        nothing was."""
+        self.flush()
+        so_far = self.unfinished
+        return so_far.text if so_far is not None and (so_far.turn, so_far.reply) == (turn, reply) else ""
+
     # beside rows
 
     def tell(self, status: Status | None) -> None:

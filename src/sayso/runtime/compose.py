@@ -73,6 +73,14 @@ def replied(reply: Finished, turn: Turn, loaded: Loaded, tools: Tools, decide: D
     return Draft(ModelCalledBody(number, calls, parts), turn.id)
 
 
+def broken_off(text: str, turn: Turn, loaded: Loaded) -> list[Draft]:
+    """Return the row of a reply that broke off, or was cut off: the text that was published of it (K9). None where
+    nothing was."""
+    if not text:
+        return []
+    return [Draft(ModelSaidBody(turn.replies + 1, (Part(text, "model", loaded.context.label),), True), turn.id)]
+
+
 def _called(call: ProposedCall, ref: str, loaded: Loaded, tools: Tools, decide: Decide, label: Label) -> Called:
     contract = tools.contracts.get(call.tool)
     if contract is None:

@@ -208,6 +208,8 @@ class Driver:
             if self._hinted:
                 self._hinted = False
                 await self._settle_control()
+            if self._loaded.turn is None:
+                await self._flush()  # the end of the one before
             if self._loaded.turn is None and not await self._start_next():
                 if self._hinted:  # while something was settled: whoever stood still has taken the wake-up
                     continue
@@ -230,14 +232,15 @@ class Driver:
     async def _close(self, entry: InboxRow) -> None:
         """Write the session's last rows: what is out is given up, the turn ends, and nothing more begins. What answered
         before that keeps its answer."""
-        await self._abandon()
+        await self._give_up_what_is_out()
         while not self._happenings.empty():
             happening = self._happenings.get_nowait()
             if isinstance(happening, Attempt) and happening.came in (Came.OK, Came.FAILED):
+                self._note_heard(happening)
                 self._attempted(happening)
-        self._journal.erase()
         why = f"the session was closed by {entry.input.principal}"
         if self._loaded.turn is not None:
+            self._stage(self._cut_off())
             self._stage(compose.cancelled(self._loaded.turn, why))
         self._stage(self._inbox.closing(entry, why))
         await self._flush()
@@ -281,14 +284,18 @@ class Driver:
     async def _abandon(self) -> None:
         """Drop what is out. Its operations stay `sent` in the store, for the successor to settle (D5); the answers
         that came and are not stored are kept for it (K9)."""
-        self._waiting.clear()
-        for task in self._out:
-            task.cancel()
-        await asyncio.gather(*self._out, return_exceptions=True)
+        await self._give_up_what_is_out()
         while not self._happenings.empty():
             self._note_heard(self._happenings.get_nowait())
         if self._heard:
             self._around.rescue.keep([_evidence(self._loaded.id, tool, came) for tool, came in self._heard.values()])
+
+    async def _give_up_what_is_out(self) -> None:
+        """Nothing begins any more, and nothing is waited for."""
+        self._waiting.clear()
+        for task in self._out:
+            task.cancel()
+        await asyncio.gather(*self._out, return_exceptions=True)
 
     def _note_heard(self, happening: Happening) -> None:
         turn = self._loaded.turn
@@ -666,8 +673,7 @@ class Driver:
             case ModelEnded(turn=turn) if self._loaded.turn is None or self._loaded.turn.id != turn:
                 return  # an answer that nobody waits for any more
             case ModelEnded(reply=None, fault=fault):
-                self._journal.erase()
-                self._tell(ModelFailed(fault))
+                self._model_failed(fault)
             case ModelEnded(reply=reply):
                 assert reply is not None
                 persona, decide = self._around.persona, self._around.rules.decide
@@ -677,6 +683,22 @@ class Driver:
             case Attempt() as came:
                 self._note_heard(came)
                 self._attempted(came)
+
+    def _model_failed(self, fault: str) -> None:
+        """End the turn. What was shown of the reply is kept, in the same commit (X54): were the process to end
+        between the two, the model would be asked again, and the text would stand twice."""
+        self._tell(ModelFailed(fault))
+        [end] = due(self._turn)
+        assert isinstance(end, End)
+        self._stage([*self._cut_off(), compose.ended(self._turn, end)])
+
+    def _cut_off(self) -> list[Draft]:
+        """Return the row of what was shown of the reply that is being written."""
+        turn = self._turn
+        text = self._journal.written(turn.id, turn.replies + 1)
+        if not text:
+            self._journal.erase()
+        return compose.broken_off(text, turn, self._loaded)
 
     def _attempted(self, ended: Attempt) -> None:
         turn = self._turn
