@@ -3,6 +3,7 @@
 #
 # A stamp in .venv says that a set of requirements is installed; it is redone only when the set changes.
 # `make demo ARGS=…` hands options on; `make PYTHON=…` chooses the interpreter of a new .venv.
+# Tests find a PostgreSQL server by SAYSO_TEST_POSTGRES, on this machine, or start one from its programs.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help

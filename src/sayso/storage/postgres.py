@@ -40,6 +40,8 @@ T = TypeVar("T")
 ATTEMPTS = 10
 #: how long a first start waits for another one's migrations
 MIGRATION_WAIT_MS = 60_000
+#: how long one migration may take, the waiting included
+MIGRATION_S = 3_600.0
 
 _WRITE = b"begin isolation level read committed"
 _READ = b"begin isolation level repeatable read read only"
@@ -133,10 +135,10 @@ class PostgresStore(BodyStore):
         try:
             schema = await store._read(_current_schema)
             if exclusive:
-                store._lock = lock = Lock(target, schema, on_look=store._read_time, on_retaken=store._register_again)
+                store._lock = lock = Lock(target, schema, on_look=store._look, on_retaken=store._register_again)
                 await lock.take()
             if await store._read(_is_behind):
-                while await store._write(_migrated, schema):
+                while await store._migrated(schema):
                     pass
             await store._read(_now)
         except BaseException:
@@ -198,7 +200,15 @@ class PostgresStore(BodyStore):
             caller.gone = True
             raise
 
-    async def _committed(self, caller: _Caller, name: str, make: Callable[[], Body[T]]) -> T:
+    async def _migrated(self, schema: str) -> bool:
+        """Apply the next migration; False if there is none."""
+        return await self._to_its_end(
+            lambda caller: self._committed(caller, "migrate", lambda: _next_migration(schema), within_s=MIGRATION_S)
+        )
+
+    async def _committed(
+        self, caller: _Caller, name: str, make: Callable[[], Body[T]], *, within_s: float | None = None
+    ) -> T:
         """Run a body and commit it; again if other transactions were in its way.
 
         Raises:
@@ -208,7 +218,7 @@ class PostgresStore(BodyStore):
         """
         for _ in range(ATTEMPTS):
             try:
-                async with self._connections.transaction(_WRITE) as tx:
+                async with self._connections.transaction(_WRITE, within_s=within_s) as tx:
                     result = await self._performed(caller, tx, make())
                     caller.must_be_there()
                     await self._commit(tx, name)
@@ -271,6 +281,13 @@ class PostgresStore(BodyStore):
             if error.sqlstate in RACED:
                 raise _Raced from error
             raise (unavailable(error) or error) from error
+
+    async def _look(self, connection: Connection) -> None:
+        """Hear from the server, and know its time better where it is ours."""
+        if isinstance(self._time, Steady):
+            await connection.execute(b"select 1")
+        else:
+            await self._read_time(connection)
 
     async def _read_time(self, connection: Connection) -> int:
         """Return the time to stamp, and know it better from then on."""
@@ -349,7 +366,7 @@ def _is_behind() -> Body[bool]:
     return bool(migrate.pending(dict(applied), migrate.released()))
 
 
-def _migrated(schema: str) -> Body[bool]:
+def _next_migration(schema: str) -> Body[bool]:
     """Apply the next migration; False if there is none. One process at a time: two first starts at once would
     make the same table, and one of them would fail (X60)."""
     yield Sql("set local statement_timeout = 0")

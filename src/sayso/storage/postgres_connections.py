@@ -221,8 +221,11 @@ class Connections:
         self._free_for_pages = asyncio.Semaphore(max(1, self._bounds.connections // 2))
 
     @asynccontextmanager
-    async def transaction(self, begin: bytes, *, page: bool = False) -> AsyncIterator[Connection]:
-        """Begin a transaction for the block. What the block has not committed is rolled back.
+    async def transaction(
+        self, begin: bytes, *, page: bool = False, within_s: float | None = None
+    ) -> AsyncIterator[Connection]:
+        """Begin a transaction for the block. What the block has not committed is rolled back. `within_s` is how long
+        it may take, if not as long as others.
 
         Raises:
             StoreUnavailable: there is no connection to be had.
@@ -230,7 +233,7 @@ class Connections:
         async with self._place(self._free_for_pages) if page else nullcontext(), self._place(self._free):
             connection = await self._begun(begin)
             try:
-                with cut_after(connection, self._bounds.transaction_s):
+                with cut_after(connection, within_s or self._bounds.transaction_s):
                     yield connection
             finally:
                 await self._put_back(connection)
