@@ -787,9 +787,9 @@ async def test_two_tabs_have_one_message_once_and_the_same(desk: Desk) -> None:
 @pytest.mark.rule("X62")
 async def test_many_listeners_need_no_thread_and_share_what_is_sent(open_store: OpenStore) -> None:
     async with desk_in(open_store) as desk:
-        await desk.capture()
+        token = (await desk.capture()).token
         before = threading.active_count()
-        pages = [desk.follow() for _ in range(300)]
+        pages = [desk.follow(token=token) for _ in range(300)]
         for page in pages:
             await page.caught_up()
         await desk.write(notice("one"))

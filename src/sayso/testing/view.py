@@ -7,7 +7,7 @@ missing, where one position names two rows, or where something comes after a far
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from typing import Any
 
 from sayso.core.session import Position
@@ -17,6 +17,17 @@ Json = dict[str, Any]
 
 #: how the reason of a repair begins, where its row takes the place of a reply's unfinished text
 _ENDS_TEXT = ("model_", "turn_end")
+
+
+async def frames(chunks: AsyncIterable[bytes]) -> AsyncIterator[Frame]:
+    """Yield the events of a stream's body as it comes; comments are none."""
+    rest = b""
+    async for chunk in chunks:
+        *blocks, rest = (rest + chunk).split(b"\n\n")
+        for block in blocks:
+            fields = dict(line.split(": ", 1) for line in block.decode().split("\n") if not line.startswith(":"))
+            if "event" in fields:
+                yield Frame(fields["event"], fields["data"], fields.get("id"))
 
 
 class View:
