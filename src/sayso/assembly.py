@@ -79,7 +79,7 @@ class App:
             Unusable: the agent's model can't be had, or a secret that its sources name is missing.
         """
         self.store = store
-        clock, ids, limits = clock or StoreClock(store.now_ms), ids or SystemIds(), limits or Limits()
+        clock, ids, limits = clock or StoreClock(lambda: store.now_ms()), ids or SystemIds(), limits or Limits()
         persona = Persona(
             agent.name, agent.instructions, _model(agent.model), FunctionTools(agent.tools), agent.in_flight
         )
