@@ -370,21 +370,18 @@ def test_a_guarded_call_that_only_looks_is_asked_about_too() -> None:
 
 
 def test_two_calls_of_one_id_refuse_the_reply_before_anything_of_it_runs() -> None:
-    """H12, F14: each call has its refusal, under its own name, and the model goes on."""
+    """H12, F14: each call has its refusal, under its own name, and the turn ends with an error naming the id."""
     one, other = call("book", provider_id="dup"), call("tell", provider_id="dup")
     third = call("look", effect=Effect.READ, provider_id="own")
     turn = ordinary(one, third, other)
 
-    why = "two calls of this reply have the same id, so none of them was run; call again"
-    assert due(turn) == tuple(Close(called, REFUSED, why) for called in (one, third, other))
+    closing = "rejected before execution: calls of one reply have the same id, ‹dup›, so none of the reply was run"
+    assert due(turn) == tuple(Close(called, REFUSED, closing) for called in (one, third, other))
     follow(
         turn,
         (Settled("book", REFUSED), "close look refused; close tell refused"),
         (Settled("look", REFUSED), "close tell refused"),
-        (Settled("tell", REFUSED), ""),
-        (Proceed(), "call model"),
-        # nothing of it sticks
-        (Replied((call("book2", provider_id="dup"),)), "send book2"),
+        (Settled("tell", REFUSED), "end failed"),
     )
 
 

@@ -11,6 +11,7 @@ Events that are no rows, and so are simply told again after a crash: Proceed, Be
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -33,9 +34,12 @@ from sayso.core.rows import (
     TurnStartBody,
     TurnStepsBody,
 )
+from sayso.core.text import quoted
 
 #: calls of one reply; a longer plan is refused whole
 CALLS_PER_REPLY_MAX = 32
+#: of ids that stand twice in a reply, how many an error names, and how much of each
+IDS_NAMED_MAX, PROVIDER_ID_CHARS = 3, 60
 
 
 class Phase(StrEnum):
@@ -94,6 +98,8 @@ class Turn:
     asked: str | None = None
     #: the whole plan is refused, with this reason
     refused: str | None = None
+    #: why the turn ends once that plan is closed; empty where the model is asked again
+    ambiguous: str = ""
     ending: Ending | None = None
     failure: str = ""
     #: on whose say-so it acts, as `user:bob`; None where there is nobody behind it
@@ -361,20 +367,26 @@ def at_last_word(turn: Turn) -> bool:
 
 
 def _replied(turn: Turn, calls: tuple[Called, ...]) -> Turn:
-    spent = replace(turn, replies=turn.replies + 1, steps_left=turn.steps_left - 1)
+    """A reply in words, a plan, or one that is refused whole, before anything of it runs. Where its ids are
+    ambiguous the turn ends too (H12): a model that can't tell its calls apart isn't asked to try again."""
+    spent = replace(turn, replies=turn.replies + 1, steps_left=turn.steps_left - 1, phase=Phase.ACTING)
     if not calls:
-        return replace(spent, phase=Phase.ACTING, plan=())
-    return replace(spent, phase=Phase.ACTING, plan=_arranged(calls), refused=_refused(calls))
-
-
-def _refused(calls: tuple[Called, ...]) -> str | None:
-    """A reply that is refused whole, before anything of it runs (H12)."""
-    ids = [called.provider_id for called in calls if called.provider_id]
-    if len(ids) != len(set(ids)):
-        return "two calls of this reply have the same id, so none of them was run; call again"
+        return replace(spent, plan=())
+    if ids := _same_ids(calls):
+        why = f"calls of one reply have the same id, {ids}, so none of the reply was run"
+        return replace(spent, plan=_arranged(calls), refused=f"rejected before execution: {why}", ambiguous=why)
     if len(calls) > CALLS_PER_REPLY_MAX:
-        return f"more than {CALLS_PER_REPLY_MAX} calls in one reply, so none of them was run"
-    return None
+        why = f"more than {CALLS_PER_REPLY_MAX} calls in one reply, so none of them was run"
+        return replace(spent, plan=_arranged(calls), refused=why)
+    return replace(spent, plan=_arranged(calls))
+
+
+def _same_ids(calls: tuple[Called, ...]) -> str:
+    """Return the provider's ids that more than one call has, as an error names them; empty if there are none."""
+    counts = Counter(called.provider_id for called in calls if called.provider_id)
+    twice = [quoted(id_, chars_max=PROVIDER_ID_CHARS) for id_, count in counts.items() if count > 1]
+    more = f" and {len(twice) - IDS_NAMED_MAX} more" if len(twice) > IDS_NAMED_MAX else ""
+    return ", ".join(twice[:IDS_NAMED_MAX]) + more
 
 
 def _in_order(calls: tuple[Called, ...]) -> tuple[Planned, ...]:
@@ -430,7 +442,7 @@ def _settled(turn: Turn, call: str, outcome: Outcome) -> Turn:
         raise OutOfOrder(f"{turn.id}: {call} was never sent, so it can't be {outcome}")
     after = _with(turn, replace(planned, state=CallState.SETTLED, outcome=outcome))
     done = all(p.state is CallState.SETTLED for p in after.plan)
-    if done and after.asked is None and after.steps_of is None:
+    if done and after.asked is None and after.steps_of is None and not after.ambiguous:
         return replace(after, phase=Phase.BOUNDARY, plan=(), refused=None)
     return after
 
@@ -521,6 +533,8 @@ def _due_of_call(planned: Planned) -> tuple[Due, ...]:
 
 
 def _end(turn: Turn) -> End:
+    if turn.ambiguous:
+        return End(Ending.FAILED, turn.ambiguous)
     if turn.asked is not None:
         return End(Ending.ASKED, f"waits for {turn.asked}")
     if turn.steps_of is not None:
