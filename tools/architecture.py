@@ -40,6 +40,7 @@ from sayso.core.turn import (
     Intended,
     ModelFailed,
     Phase,
+    Joined,
     Proceed,
     Replied,
     Resumed,
@@ -93,12 +94,12 @@ _PLANS: tuple[tuple[Called, ...], ...] = ((), (_READ,), (_KEYED,), (_UNKEYED,), 
 
 _ALICE = Origin(Principal(PrincipalKind.USER, "alice"), "api token")
 #: a turn in which the model is asked, and one that runs what a consent fixed
-_STARTS = {"model": TurnStartBody(_ALICE, 1), "steps": TurnStartBody(_ALICE, 0, consent="A1")}
+_STARTS = {"model": TurnStartBody(_ALICE, 2), "steps": TurnStartBody(_ALICE, 0, consent="A1")}
 
 
 def _events(turn: Turn) -> Iterator[Event]:
     """Yield one event of each kind, of each call and outcome: what may come, and what may not."""
-    yield from (Proceed(), ModelFailed("it broke off"), Asked("A1"), Resumed())
+    yield from (Proceed(), Joined(), ModelFailed("it broke off"), Asked("A1"), Resumed())
     for plan in _PLANS:
         yield from (Replied(plan), StepsFixed(plan))
     for planned in turn.plan:
@@ -111,7 +112,7 @@ def _events(turn: Turn) -> Iterator[Event]:
 def _same(turn: Turn) -> Hashable:
     """Return what tells one turn from another, save for counts, of which there is no end."""
     plan = tuple((each.called.call, each.group, each.state, each.outcome) for each in turn.plan)
-    return turn.phase, turn.steps_left > 0, turn.asked, turn.refused, turn.failure, turn.ending, plan
+    return turn.phase, max(turn.steps_left, 0), turn.asked, turn.refused, turn.failure, turn.ending, plan
 
 
 @dataclass

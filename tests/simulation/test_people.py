@@ -14,6 +14,7 @@ from sayso.core.errors import AnswerRefused, Forbidden, Invalid, NotFound, Reque
 from sayso.core.inputs import Answer
 from sayso.core.origin import Principal
 from sayso.core.rows import (
+    AnswerRefusedBody,
     ConsentApprovedBody,
     ParticipantChangedBody,
     RequestRefusedBody,
@@ -263,3 +264,42 @@ async def test_the_model_is_told_who_takes_part(shared: Room) -> None:
 
     texts = [message.text for message in shared.model.requests[-1].last if message.source == "runtime"]
     assert any("user:bob takes part in this session as member." in text for text in texts)
+
+
+@pytest.mark.rule("X35")
+async def test_who_takes_part_and_who_said_what_does_not_hang_on_what_is_in_view(open_store: OpenStore) -> None:
+    """Long after the rows that said so have left the model's view, and after a restart."""
+    async with room(open_store, limits=Limits(context_rows=5, history_rows=5)) as shared:
+        await shared.invite("bob")
+        await shared.invite("vera", VIEWER)
+        await shared.say("bob", "I was here first")
+        for n in range(4):
+            await shared.say("alice", f"{n}")
+        await shared.reborn()
+
+        assert await shared.say("bob", "and still am") > 0
+        with pytest.raises(Forbidden):
+            await shared.post("vera", "me too")
+        roles = [each.role for each in await shared.app.people.participants(caller("alice"), shared.session)]
+        assert roles == [SessionRole.OWNER, MEMBER, VIEWER]
+        said = await shared.heard()
+        assert (said[0], said[-1]) == (("bob", "I was here first"), ("bob", "and still am"))
+
+
+@pytest.mark.rule("X49")
+async def test_a_question_that_was_answered_is_asked_no_more_whoever_comes_back(shared: Room) -> None:
+    """Not by a restart, and not by a second yes, which changes nothing."""
+    await shared.say("bob", "use pay: lunch")
+    [asked] = await shared.bodies(TurnAskBody)
+    await shared.yes("bob")
+
+    await shared.reborn()
+    commands, bob = shared.app.commands, caller("bob")
+    assert await commands.standings(bob, shared.session, open_only=True) == []
+    answer = Answer(asked.consent.id, asked.consent.digest, yes=True)
+    _, row = await commands.answer(bob, shared.session, answer)
+    await shared.rest()
+
+    assert row is not None
+    assert isinstance(row.body, AnswerRefusedBody)
+    assert [what for _, what in shared.handed] == ["lunch"]

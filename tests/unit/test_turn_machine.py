@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sayso.core.authority import Verdict
 from sayso.core.contract import Effect
 from sayso.core.errors import OutOfOrder
+from sayso.core.inputs import InputKind
 from sayso.core.labels import RUNTIME, Part
 from sayso.core.operation import Settlement, settlement
 from sayso.core.rows import (
@@ -49,6 +50,7 @@ from sayso.core.turn import (
     GaveUp,
     Intend,
     Intended,
+    Joined,
     ModelFailed,
     Phase,
     Proceed,
@@ -67,7 +69,7 @@ from sayso.core.turn import (
     fold,
     start,
 )
-from tests.unit.core_examples import ALICE, RESTAURANT, call, consent, origin, row
+from tests.unit.core_examples import ALICE, RESTAURANT, call, consent, heard, origin, row
 
 OK, FAILED, REFUSED, WAITING = Outcome.OK, Outcome.FAILED, Outcome.REFUSED, Outcome.WAITING
 NOT_STARTED, UNKNOWN = Outcome.NOT_STARTED, Outcome.UNKNOWN
@@ -926,3 +928,78 @@ def test_nothing_happens_to_a_call_that_its_kind_and_state_do_not_allow(
     """An operation never goes out without a row, and never has an answer before it went out (D1)."""
     with pytest.raises(OutOfOrder):
         advance(ordinary(*calls), event)
+
+
+# --- what joins ----------------------------------------------------------------
+
+
+@pytest.mark.rule("C2", "H29")
+def test_input_joins_after_the_last_result_and_the_model_is_asked_once_as_before() -> None:
+    turn = follow(
+        ordinary(BOOK, TELL),
+        (Sent("book"), ""),
+        (Settled("book", OK), "send tell"),
+        (Sent("tell"), ""),
+        (Settled("tell", OK), ""),
+        (Joined(), ""),
+        (Joined(), ""),
+        (Proceed(), "call model"),
+        (Replied(()), "end done"),
+    )
+
+    assert turn.steps_left == 6
+
+
+@pytest.mark.rule("C2", "H31")
+def test_input_that_joins_when_the_model_has_said_something_has_it_asked_again() -> None:
+    turn = follow(
+        ordinary(),
+        (Proceed(), "call model"),
+        (Replied(()), "end done"),
+        (Joined(), ""),
+        (Proceed(), "call model"),
+        (Replied(()), "end done"),
+        (Ended(Ending.DONE), ""),
+    )
+
+    assert turn.replies == 2
+
+
+@pytest.mark.rule("C2")
+@pytest.mark.parametrize(
+    "turn",
+    [
+        reached(ordinary(), Proceed()),
+        ordinary(BOOK),
+        reached(ordinary(BOOK), Sent("book")),
+        reached(ordinary(BOOK), Sent("book"), GaveUp("book")),
+        reached(ordinary(BOOK, TELL), Sent("book"), Settled("book", OK)),
+        ordinary(GUARDED),
+        reached(ordinary(GUARDED), Asked("A1")),
+        reached(ordinary(GUARDED), Asked("A1"), Settled("guarded", WAITING)),
+        approved(),
+        approved(BOOK),
+        reached(approved(BOOK), Sent("book"), Settled("book", OK)),
+        ordinary(steps_left=0),
+        reached(ordinary(steps_left=1), Proceed(), Replied(())),
+        reached(ordinary(), Proceed(), ModelFailed("no answer")),
+        reached(ordinary(), Ended(Ending.DONE)),
+    ],
+    ids=str,
+)
+def test_nothing_joins_while_something_is_half_done_or_where_the_model_is_not_asked_again(turn: Turn) -> None:
+    with pytest.raises(OutOfOrder):
+        advance(turn, Joined())
+
+
+@pytest.mark.rule("C2")
+def test_a_turn_that_something_joined_is_folded_as_it_was() -> None:
+    """Its rows alone say so: the input's row is of the turn; the one that started it belongs to none."""
+    bodies: list[Body] = [
+        TurnStartBody(origin(ALICE), 8),
+        ModelSaidBody(1, ()),
+        heard(InputKind.MESSAGE, ALICE, "and then?", n=2),
+    ]
+    folded = fold("T1", tuple(row(body, turn="T1") for body in bodies))
+
+    assert folded == reached(start("T1", TurnStartBody(origin(ALICE), 8)), Proceed(), Replied(()), Joined())

@@ -347,9 +347,9 @@ def _after(turn: Turn, event: Event) -> Turn:
             return replace(turn, asked=consent)
         case Phase.BOUNDARY | Phase.THINKING | Phase.ACTING, Ended(ending):
             return replace(turn, phase=Phase.ENDED, ending=ending)
-        case Phase.BOUNDARY, Joined() if turn.steps_of is None:
+        case Phase.BOUNDARY, Joined() if turn.steps_of is None and turn.steps_left > 0:
             return turn
-        case Phase.ACTING, Joined() if at_last_word(turn):
+        case Phase.ACTING, Joined() if at_last_word(turn) and turn.steps_left > 0:
             return replace(turn, phase=Phase.BOUNDARY)
         case Phase.THINKING, Resumed():
             return replace(turn, phase=Phase.BOUNDARY)

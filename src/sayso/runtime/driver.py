@@ -373,7 +373,8 @@ class Driver:
             stood_still = await self._flush()
 
     async def _join(self, turn: Turn, effects: Sequence[Due]) -> bool:
-        """Let what its own user said meanwhile join the turn, where the agent is set to; return whether any did.
+        """Let what its own user said meanwhile join the turn, where the agent is set to; return whether any did, or
+        the turn is another by now, so that what is due must be looked at again.
 
         Only where nothing is half done: at a boundary, or after the model's last word, and then it is asked
         again (C2, C6). What comes a moment later is simply still queued (K21).
@@ -386,8 +387,10 @@ class Driver:
         if self._hinted:
             self._hinted = False
             await self._settle_control()
+            if self._loaded.turn != turn:  # closed, or the store did not follow for a while
+                return True
         assert self._loaded.turn_body is not None
-        joining = self._inbox.joining(turn.id, self._loaded.turn_body.origin) if self._loaded.turn == turn else []
+        joining = self._inbox.joining(turn.id, self._loaded.turn_body.origin)
         self._stage(joining)
         return bool(joining)
 

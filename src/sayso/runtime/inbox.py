@@ -217,9 +217,18 @@ class Inbox:
 
     def joining(self, turn: str, origin: Origin) -> list[Draft]:
         """Take what waits and may join a turn, and return its rows: what the turn's own user said, and what the
-        runtime told itself. Nothing of anybody else, and no word about it either (C6)."""
-        mine = [entry for entry in self._waiting if _may_join(entry, origin, self._loaded.id)]
-        self._waiting = deque(entry for entry in self._waiting if entry not in mine)
+        runtime told itself. Nothing of anybody else, and no word about it either (C6); and nothing that would
+        overtake what its own sender said before and can't join."""
+        mine: list[InboxRow] = []
+        stays: deque[InboxRow] = deque()
+        passed: set[Principal] = set()
+        for entry in self._waiting:
+            if entry.input.principal not in passed and _may_join(entry, origin, self._loaded.id):
+                mine.append(entry)
+            else:
+                stays.append(entry)
+                passed.add(entry.input.principal)
+        self._waiting = stays
         return [
             Draft(InputBody(entry.n, entry.source, entry.event_id, entry.received_at_ms, entry.input), turn)
             for entry in mine

@@ -7,6 +7,7 @@ Loading reads the session row, the open questions, the open turn's rows and a bo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.context import Context
@@ -56,8 +57,9 @@ class Loaded:
                 self.turn, self.turn_body = start(row.turn, body), body
                 if body.consent is not None:
                     self._owes_nothing(body.consent)
-            case InputBody(received_at_ms=at_ms) if self.turn is not None and row.turn == self.turn.id:
-                self._heard_again(at_ms)
+            case InputBody() as body if self.turn is not None and row.turn == self.turn.id:
+                assert self.turn_body is not None
+                self.turn_body = _said_again(self.turn_body, body)
             case TurnAskBody(consent=consent):
                 self.consents += 1
                 self.standings[consent.id] = Standing(consent, ConsentState.OPEN, row.position)
@@ -76,11 +78,6 @@ class Loaded:
             case _:
                 pass
         self._advance(row)
-
-    def _heard_again(self, received_at_ms: int) -> None:
-        """An input joined the turn: what it does from here on is done on this say-so (K14)."""
-        if self.turn_body is not None:
-            self.turn_body = replace(self.turn_body, say_so_at_ms=received_at_ms)
 
     def _advance(self, row: Row) -> None:
         event = event_of(row) if self.turn is not None and row.turn == self.turn.id else None
@@ -122,6 +119,14 @@ class Loaded:
         return min(owing, key=lambda s: s.due_seq or 0, default=None)
 
 
+def _said_again(turn: TurnStartBody, joined: InputBody) -> TurnStartBody:
+    """Return a turn that an input joined: what it does from here on is done on what its own person said last (K14).
+    What the runtime tells itself is nobody's say-so."""
+    if joined.input.principal != turn.origin.principal:
+        return turn
+    return replace(turn, say_so_at_ms=joined.received_at_ms)
+
+
 async def load(store: Store, record: SessionRecord, rules: Rules, limits: Limits) -> Loaded:
     """Return a claimed session as its rows describe it."""
     past = await store.last_rows(record.id, limit=limits.context_rows)
@@ -139,8 +144,7 @@ async def load(store: Store, record: SessionRecord, rules: Rules, limits: Limits
         loaded.turn = fold(record.turn, mine)
         body = mine[0].body
         assert isinstance(body, TurnStartBody)
-        joined = [row.body.received_at_ms for row in mine if isinstance(row.body, InputBody)]
-        loaded.turn_body = replace(body, say_so_at_ms=joined[-1]) if joined else body
+        loaded.turn_body = reduce(_said_again, (row.body for row in mine if isinstance(row.body, InputBody)), body)
         if body.consent is not None and body.continues is None:
             used = await store.standing(record.id, body.consent)
             if used is not None:
