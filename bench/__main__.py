@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from bench import rows, turns
+from bench import histories, rows, turns
 
-for measure in (turns, rows):
+for measure in (turns, rows, histories):
     asyncio.run(measure.main())
     print()
