@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 import pytest
@@ -388,3 +388,26 @@ async def test_a_conflict_stands_still_until_an_operator_chooses_and_the_choice_
         assert await place.shown() == rows
         with pytest.raises(NotFound):
             await commands.settle_dispute(OPS, session, keep)
+
+
+# --- a caller who leaves ------------------------------------------------------------
+
+
+@pytest.mark.rule("A7", "A8")
+async def test_a_message_whose_sender_hangs_up_while_it_is_stored_is_heard_at_once(place: Place) -> None:
+    """The store is slow, the client gives up waiting: what was on its way arrives, and its owner hears of it."""
+    await place.stage.say("alice", "Hello")
+    heard = len(place.stage.requests)
+    slow = place.store.hold(Point.PUT)
+    sending = asyncio.create_task(place.post("Are you there?"))
+    async with asyncio.timeout(10):
+        await slow.reached()
+    sending.cancel()
+    with suppress(asyncio.CancelledError):
+        await sending
+    slow.open()
+
+    async with asyncio.timeout(10):
+        await place.stage.model.until_asked(heard + 1)
+    await place.stage.rest()
+    assert await place.queued() == 0

@@ -16,9 +16,9 @@ from sayso.core.labels import OUTSIDER, Part
 from sayso.core.operation import Ref
 from sayso.core.origin import Principal, PrincipalKind
 from sayso.core.text import scrub
-from sayso.runtime.commands import Hints
+from sayso.runtime.commands import Hints, Puts
 from sayso.runtime.ports import Heard, Ids, RawRequest, Refusal, SourceDoor, Verified
-from sayso.storage.store import DoorKind, DoorNote, Entry, Put, PutOutcome, Received, Store
+from sayso.storage.store import DoorKind, DoorNote, Entry, Put, Received, Store
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class Admission:
     """The door for hooks."""
 
     def __init__(self, sources: Mapping[str, SourceDoor], store: Store, hints: Hints, ids: Ids) -> None:
-        self._sources, self._store, self._hints, self._ids = sources, store, hints, ids
+        self._sources, self._store, self._ids = sources, store, ids
+        self._puts = Puts(store, hints)
 
     def body_bytes_max(self, source: str) -> int:
         """Return how much of a body may be read for this source.
@@ -80,11 +81,9 @@ class Admission:
         event_id = verified.event_id or self._ids.event()
         entry = await self._entry(door, request, verified, event_id)
         try:
-            put = await self._store.put(entry)
+            put = await self._puts.put(entry)
         except (SessionClosed, NotFound):  # it ended after it was found
-            put = await self._store.put(replace(entry, session=None, unclaimed_because=ENDED))
-        if put.outcome is PutOutcome.STORED and put.session is not None:
-            self._hints.hint(put.session)
+            put = await self._puts.put(replace(entry, session=None, unclaimed_because=ENDED))
         return Receipt(ACCEPTED, put)
 
     async def _entry(self, door: SourceDoor, request: RawRequest, verified: Verified, event_id: str) -> Entry:

@@ -54,6 +54,36 @@ class Hints(Protocol):
         ...
 
 
+class Puts:
+    """Stores inputs, and hints at each one that is stored.
+
+    The two are whole even where the caller leaves in between (a client hangs up): what was on its way into the store
+    arrives there, and its owner hears of it.
+    """
+
+    def __init__(self, store: Store, hints: Hints) -> None:
+        self._store, self._hints = store, hints
+        self._under_way: set[asyncio.Task[Put]] = set()
+
+    async def put(self, entry: Entry) -> Put:
+        """See `Store.put`."""
+        task = asyncio.create_task(self._put(entry))
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    async def _put(self, entry: Entry) -> Put:
+        put = await self._store.put(entry)
+        if put.outcome is PutOutcome.STORED and put.session is not None:
+            self._hints.hint(put.session)
+        return put
+
+    def _ended(self, task: asyncio.Task[Put]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller is told, if there is one still
+
+
 class Owners(Hints, Protocol):
     """Who owns sessions in this process. See `Worker` for what each method promises."""
 
@@ -117,6 +147,7 @@ class Commands:
         self, store: Store, feeds: Feeds, owners: Owners, ids: Ids, limits: Limits, *, rules: Rules = RULES
     ) -> None:
         self._store, self._feeds, self._owners = store, feeds, owners
+        self._puts = Puts(store, owners)
         self._ids, self._limits, self._rules = ids, limits, rules
 
     @property
@@ -410,10 +441,7 @@ class Commands:
             waiting_max=waiting_max,
             uploads=uploads,
         )
-        put = await self._store.put(entry)
-        if put.outcome is PutOutcome.STORED:
-            self._owners.hint(session)
-        return put
+        return await self._puts.put(entry)
 
     async def _settling(self, session: str, listener: Listener, n: int) -> Row | None:
         """Wait for the row that settles an answer. It is seen when it is accepted, and told when it is durable:

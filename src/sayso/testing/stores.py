@@ -57,6 +57,8 @@ class Point(StrEnum):
     WRITE = "write"
     #: rows are stored, and nobody was told
     ACKNOWLEDGE = "acknowledge"
+    #: an input is on its way in, and not stored yet
+    PUT = "put"
     #: a history was asked for, and nothing is read yet
     LOAD = "load"
     #: a history was read, and its reader has it not
@@ -125,8 +127,8 @@ class GatedStore(StoreAround):
     # what a test asks for
 
     def on(self, point: Point, hook: Hook, *, of: Collection[Kind] = (), times: int | None = None) -> None:
-        """Call `hook` with the rows of a write (none for a load) at a point: before a write, before its
-        acknowledgement, before and after a load. It may wait, or raise what the caller is to see."""
+        """Call `hook` with the rows of a write (none for a load or an input) at a point: before a write, before its
+        acknowledgement, before an input, before and after a load. It may wait, or raise what the caller is to see."""
         self._hooks.placed[point].append(_Placed(hook, of, times))
 
     def hold(self, point: Point, *, of: Collection[Kind] = ()) -> Gate:
@@ -160,6 +162,11 @@ class GatedStore(StoreAround):
         self._hooks = _Hooks()
 
     # what the store does
+
+    async def put(self, entry: Entry) -> Put:
+        """See `Store`."""
+        await self._hooks.at(Point.PUT)
+        return await self.inside.put(entry)
 
     async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
         """See `Store`."""
