@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sayso.core.errors import Busy, Conflict, Fenced, Gone, OutcomeUnknown
@@ -51,7 +52,6 @@ class Worker:
         self._around, self._feeds, self._node = around, feeds, node
         self._drivers: dict[str, Driver] = {}
         self._wake = asyncio.Event()
-        self._owners: set[asyncio.Task[None]] = set()
         #: sessions that stand still until an operator chooses
         self._disputed: dict[str, Disputed] = {}
         #: how often in a row a session's owner failed here
@@ -89,7 +89,7 @@ class Worker:
     @property
     def at_rest(self) -> bool:
         """Whether nothing is left to do until something comes in or a timer is due (for tests and demos)."""
-        settled = len(self._owners) == len(self._drivers) and all(d.at_rest for d in self._drivers.values())
+        settled = len(self._owner_of) == len(self._drivers) and all(d.at_rest for d in self._drivers.values())
         return settled and not self._wake.is_set() and not any(self._looking.values())
 
     # how the store follows
@@ -216,18 +216,14 @@ class Worker:
         stands still because the store does not follow, keeps its slot; then what waits stays stored, and is
         claimed once a slot is free (H38)."""
         waiting = await self._around.store.ready(at_most=CLAIM_MAX)
-        leaving = sum(driver.leaves for driver in self._drivers.values())
-        resting = sorted(
-            (since_ms, place)
-            for place, driver in enumerate(self._drivers.values())
-            if (since_ms := driver.rests_since_ms) is not None and not driver.leaves
-        )
-        drivers = tuple(self._drivers.values())
-        for _, place in resting[: max(0, waiting - leaving)]:
-            drivers[place].let_go()
-        unserved = max(0, waiting - leaving - len(resting))
+        drivers = self._drivers.values()
+        wanted = max(0, waiting - sum(driver.leaves for driver in drivers))
+        resting = [driver for driver in drivers if driver.rests_since_ms is not None and not driver.leaves]
+        for driver in sorted(resting, key=lambda driver: driver.rests_since_ms or 0)[:wanted]:
+            driver.let_go()
+        unserved = max(0, wanted - len(resting))
         if unserved and not self._waiting_for_a_slot:
-            log.warning("all slots are active", extra={"sessions": len(drivers), "waiting": unserved})
+            log.warning("all slots are active", extra={"sessions": len(self._drivers), "waiting": unserved})
         self._waiting_for_a_slot = unserved
 
     def _rested(self) -> None:
@@ -247,9 +243,10 @@ class Worker:
 
     async def _drain(self) -> None:
         """Wait for the drivers to let go; those that don't in time are left to the successor, as in a crash."""
-        if not self._owners:
+        owners = [owned.task for owned in self._owner_of.values()]
+        if not owners:
             return
-        _, late = await asyncio.wait(self._owners, timeout=self._around.limits.drain_ms / 1000)
+        _, late = await asyncio.wait(owners, timeout=self._around.limits.drain_ms / 1000)
         if late:
             log.warning("steps still out at the end of the drain", extra={"sessions": len(late)})
         for owner in late:
@@ -266,9 +263,14 @@ class Worker:
             _ = self._spawn(self._give_back(claimed.token))
             return
         owner = self._tasks.create_task(self._owned(claimed), name=f"session {session}")
-        self._owners.add(owner)
         self._owner_of[session] = Owned(owner, claimed.token)
-        owner.add_done_callback(self._owners.discard)
+        owner.add_done_callback(partial(self._ended, session))
+
+    def _ended(self, session: str, owner: asyncio.Task[None]) -> None:
+        """Forget an owner that was cancelled before it began; the others have done so themselves."""
+        owned = self._owner_of.get(session)
+        if owned is not None and owned.task is owner:
+            del self._owner_of[session]
 
     async def _owned(self, claimed: Claimed) -> None:
         """Own one session until it is let go. Nothing that happens in it may end the worker."""
