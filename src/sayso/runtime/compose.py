@@ -236,6 +236,11 @@ def told(called: Called, turn: Turn, reason: str) -> list[Draft]:
         if not called.keyed
         else f"{called.tool} may or may not have happened ({reason}), after {turn.find(called.call).attempts} attempts."
     )
+    return _unsure(called, text, turn)
+
+
+def _unsure(called: Called, text: str, turn: Turn) -> list[Draft]:
+    """Return the result of an operation of which nobody knows what it did, and the same words for the people."""
     return [closed(called, Outcome.UNKNOWN, text, turn), Draft(NoticeBody((by_runtime(text),)), turn.id)]
 
 
@@ -254,11 +259,7 @@ def cancelled(turn: Turn, reason: str) -> list[Draft]:
 def _given_up(planned: Planned, turn: Turn, reason: str) -> list[Draft]:
     out = planned.state in (CallState.SENT, CallState.UNKNOWN)
     if out and planned.called.is_operation:
-        text = f"{planned.called.tool} may or may not have happened: {reason}."
-        return [
-            closed(planned.called, Outcome.UNKNOWN, text, turn),
-            Draft(NoticeBody((by_runtime(text),)), turn.id),
-        ]
+        return _unsure(planned.called, f"{planned.called.tool} may or may not have happened: {reason}.", turn)
     outcome = Outcome.FAILED if out else Outcome.NOT_STARTED
     return [closed(planned.called, outcome, reason, turn)]
 

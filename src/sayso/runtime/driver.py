@@ -35,6 +35,7 @@ from sayso.core.turn import (
     Intend,
     ModelFailed,
     Phase,
+    Planned,
     Proceed,
     Resumed,
     Run,
@@ -232,12 +233,8 @@ class Driver:
     async def _close(self, entry: InboxRow) -> None:
         """Write the session's last rows: what is out is given up, the turn ends, and nothing more begins. What answered
         before that keeps its answer."""
-        await self._give_up_what_is_out()
-        while not self._happenings.empty():
-            happening = self._happenings.get_nowait()
-            if isinstance(happening, Attempt) and happening.came in (Came.OK, Came.FAILED):
-                self._note_heard(happening)
-                self._attempted(happening)
+        for answered in await self._give_up_what_is_out():
+            self._take(answered)
         why = f"the session was closed by {entry.input.principal}"
         if self._loaded.turn is not None:
             self._stage(self._cut_off())
@@ -284,26 +281,24 @@ class Driver:
     async def _abandon(self) -> None:
         """Drop what is out. Its operations stay `sent` in the store, for the successor to settle (D5); the answers
         that came and are not stored are kept for it (K9)."""
-        await self._give_up_what_is_out()
-        while not self._happenings.empty():
-            self._note_heard(self._happenings.get_nowait())
+        for answered in await self._give_up_what_is_out():
+            self._note_heard(answered)
         if self._heard:
             self._around.rescue.keep([_evidence(self._loaded.id, tool, came) for tool, came in self._heard.values()])
 
-    async def _give_up_what_is_out(self) -> None:
-        """Nothing begins any more, and nothing is waited for."""
+    async def _give_up_what_is_out(self) -> list[Attempt]:
+        """Nothing begins any more, and nothing is waited for. Return the receipts that had come."""
         self._waiting.clear()
         for task in self._out:
             task.cancel()
         await asyncio.gather(*self._out, return_exceptions=True)
+        left = [self._happenings.get_nowait() for _ in range(self._happenings.qsize())]
+        return [happening for happening in left if isinstance(happening, Attempt) and happening.is_receipt]
 
-    def _note_heard(self, happening: Happening) -> None:
-        turn = self._loaded.turn
-        if turn is None or not isinstance(happening, Attempt) or happening.came not in (Came.OK, Came.FAILED):
-            return
-        called = next((p.called for p in turn.plan if p.called.call == happening.call), None)
-        if called is not None and called.is_operation:
-            self._heard[happening.call] = (called.tool, happening)
+    def _note_heard(self, receipt: Attempt) -> None:
+        planned = self._planned(receipt.call)
+        if planned is not None and planned.called.is_operation:
+            self._heard[receipt.call] = (planned.called.tool, receipt)
 
     # turns
 
@@ -403,7 +398,7 @@ class Driver:
             case Send(call, apart):
                 if apart:
                     await self._flush()
-                if self._is_open(call):
+                if self._is_open(call.call):
                     self._send(call)
             case Run(call):
                 self._tell(Begun(call.call))
@@ -471,7 +466,7 @@ class Driver:
         """All that was staged is durable, results too: an answer that was kept for one of them is needed no more."""
         self._heard.clear()
         for one in self._around.rescue.of(self._loaded.id):
-            if not self._is_open_ref(one.operation):
+            if not self._is_open(one.operation):
                 self._around.rescue.drop(one.session, one.operation)
 
     # the store does not follow
@@ -487,9 +482,8 @@ class Driver:
         later: list[Happening] = []
         while self._journal.state is JournalState.RETRYING:
             happening = await self._next_or_due()
-            if isinstance(happening, Attempt) and happening.came in (Came.OK, Came.FAILED):
-                self._note_heard(happening)
-                self._attempted(happening)
+            if isinstance(happening, Attempt) and happening.is_receipt:
+                self._take(happening)
                 self._end_what_began()
             elif happening is not None:
                 later.append(happening)
@@ -550,15 +544,18 @@ class Driver:
 
     def _drop_closed(self) -> None:
         """Let go of what would go out for a call that has its result."""
-        self._waiting = [work for work in self._waiting if work.call is None or self._is_open_ref(work.call)]
+        self._waiting = [work for work in self._waiting if work.call is None or self._is_open(work.call)]
 
-    def _is_open(self, call: Called) -> bool:
-        return self._is_open_ref(call.call)
-
-    def _is_open_ref(self, call: str) -> bool:
+    def _planned(self, call: str) -> Planned | None:
+        """Return a call of the open turn's plan, if there is one of that ref."""
         turn = self._loaded.turn
         plan = turn.plan if turn is not None else ()
-        return any(p.called.call == call and p.state is not CallState.SETTLED for p in plan)
+        return next((planned for planned in plan if planned.called.call == call), None)
+
+    def _is_open(self, call: str) -> bool:
+        """Whether a call has no result yet."""
+        planned = self._planned(call)
+        return planned is not None and planned.state is not CallState.SETTLED
 
     @property
     def journal(self) -> JournalStatus:
@@ -603,7 +600,7 @@ class Driver:
         """Show a receipt at once; then make of the attempt what becomes a row, and hand it to the owner."""
         tools, limits = self._around.persona.tools, self._around.limits
         contract = tools.contracts[call.tool]
-        if ended.is_receipt and not contract.guarded_first and self._is_open(call):
+        if ended.is_receipt and not contract.guarded_first and self._is_open(call.call):
             text, files = provisional(ended, limits)
             outcome = Outcome.OK if ended.came is Came.OK else Outcome.FAILED
             shown = view.provisional(
@@ -684,7 +681,8 @@ class Driver:
             case Broken(error):
                 raise error
             case Attempt() as came:
-                self._note_heard(came)
+                if came.is_receipt:
+                    self._note_heard(came)
                 self._attempted(came)
 
     def _model_failed(self, fault: str) -> None:
