@@ -57,11 +57,6 @@ class JournalState(StrEnum):
     #: the session was deleted
     GONE = "gone"
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is written under this epoch."""
-        return self in (JournalState.FENCED, JournalState.CONFLICT, JournalState.GONE)
-
 
 @dataclass(frozen=True, slots=True)
 class JournalStatus:

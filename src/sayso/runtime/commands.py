@@ -226,7 +226,15 @@ class Commands:
             NotFound: see `seat`.
             Forbidden: she takes part in it, and it is another's to manage.
         """
-        seat = await self.seat(by, session)
+        return self.manages(await self.seat(by, session))
+
+    @staticmethod
+    def manages(seat: Seat) -> Seat:
+        """Return the seat if it is one to manage the session from.
+
+        Raises:
+            Forbidden: see `may_manage`.
+        """
         if not may_manage(seat.role):
             raise Forbidden("this is for the session's owner")
         return seat

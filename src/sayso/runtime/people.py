@@ -46,8 +46,6 @@ class Queue:
     owners: Mapping[str, int] | None
 
 
-#: entries of an inbox read at once
-PAGE = 100
 #: characters of a session's title
 TITLE_CHARS_MAX = 200
 
@@ -100,7 +98,7 @@ class People:
         seat = await self._commands.seat(by, session)
         self._not_the_owner(whom, seat.record.owner)
         if whom != by.principal:
-            await self._commands.may_manage(by, session)
+            self._commands.manages(seat)
         if await self._store.participant(session, whom) is None:
             raise NotFound("participant")
         return await self._change(by, session, ParticipantChange(whom, None), idempotency_key)
@@ -126,7 +124,7 @@ class People:
         await self._commands.seat(by, session)
         waiting: list[InboxRow] = []
         after = 0
-        while page := await self._store.inbox(session, after=after, limit=PAGE):
+        while page := await self._store.inbox(session, after=after, limit=self._commands.limits.inbox_page):
             waiting += [entry for entry in page if entry.lane is Lane.NORMAL]
             after = page[-1].n
         owners = Counter("" if entry.input.owner is None else str(entry.input.owner) for entry in waiting)
