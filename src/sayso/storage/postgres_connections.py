@@ -175,18 +175,29 @@ class Target:
             said = str(error)
             why = next((why for phrase, why in _NOT_MADE.items() if phrase in said), "it can't be reached")
             raise StoreUnavailable(f"there is no connection to the database: {why}") from None
-        try:
+        async with closed_unless_ready(connection):
             if connection.info.parameter_status("server_encoding") != "UTF8":
                 raise BadUrl("the database's encoding must be UTF8")
             limits = (self.bounds.statement_ms, self.bounds.lock_ms, self.bounds.silent_ms)
             await connection.execute(_SET_UP, [str(limit) for limit in limits])
-        except DriverError as error:
-            await connection.close()
-            raise (unavailable(error) or error) from None
-        except BaseException:
-            await connection.close()
-            raise
         return connection
+
+
+@asynccontextmanager
+async def closed_unless_ready(connection: Connection) -> AsyncIterator[None]:
+    """Close the connection if the block, which makes it ready, does not come to its end.
+
+    Raises:
+        StoreUnavailable: the database could not do what the block asked of it.
+    """
+    try:
+        yield
+    except DriverError as error:
+        await connection.close()
+        raise (unavailable(error) or error) from None
+    except BaseException:
+        await connection.close()
+        raise
 
 
 @contextmanager

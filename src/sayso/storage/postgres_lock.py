@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from sayso.core.errors import CommitUnknown, StoreLocked, StoreUnavailable
-from sayso.storage.postgres_connections import Connection, DriverError, Target, cut_after, is_lost, unavailable
+from sayso.storage.postgres_connections import Connection, DriverError, Target, closed_unless_ready, cut_after, is_lost
 from sayso.storage.statements import Body, Sql
 
 log = logging.getLogger(__name__)
@@ -154,19 +154,13 @@ class Lock:
     async def _take(self, patience_s: float) -> None:
         loop = asyncio.get_running_loop()
         connection = await self._target.connect()
-        try:
+        async with closed_unless_ready(connection):
             deadline = loop.time() + patience_s
             with cut_after(connection, patience_s + ANSWER_S):
                 while not await _scalar(connection, b"select pg_try_advisory_lock(%s)", self._key):
                     if loop.time() >= deadline:
                         raise StoreLocked(await self._who(connection))
                     await asyncio.sleep(AGAIN_S)
-        except DriverError as error:
-            await connection.close()
-            raise (unavailable(error) or error) from None
-        except BaseException:
-            await connection.close()
-            raise
         if self._connection is not None:
             await self._connection.close()
         self._connection = connection
