@@ -26,6 +26,7 @@ from sayso.core.session import START, SessionRole
 from sayso.demo.local import OpenStore
 from sayso.runtime.limits import Limits
 from sayso.runtime.people import Participant
+from sayso.testing.stores import GatedStore, Point
 from tests.simulation.room import MEMBER, OPS, VIEWER, Room, caller, room, user
 
 
@@ -192,9 +193,17 @@ async def test_the_owner_stays_the_owner_and_only_people_take_part(shared: Room)
 
 async def test_no_more_take_part_than_may(open_store: OpenStore) -> None:
     """They are counted by the one who writes the rows, so of two who are asked in at once one is not let in."""
-    async with room(open_store, limits=Limits(participants=2)) as shared:
+    store = GatedStore()
+    async with room(open_store, around=store.around, limits=Limits(participants=2)) as shared:
         await shared.invite("bob")
-        came = await asyncio.gather(shared.invite("carol"), shared.invite("dave"), return_exceptions=True)
+        door = store.hold(Point.WRITE)
+        asked = []
+        for place, who in enumerate(("carol", "dave"), 2):
+            asked.append(asyncio.create_task(shared.invite(who)))
+            while await shared.store.inbox_entry(shared.session, place) is None:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0)
+        door.open()
+        came = await asyncio.gather(*asked, return_exceptions=True)
 
         assert [isinstance(each, RequestRefused) for each in came] == [False, True]
         assert await shared.invite("bob", VIEWER) is not None  # another role takes no place
