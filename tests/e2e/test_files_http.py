@@ -20,8 +20,8 @@ from sayso.core.rows import InputBody
 from sayso.runtime.limits import Limits
 from sayso.server.files import READING_MAX
 from sayso.storage.shape import PIECE_BYTES
+from sayso.testing.stores import GatedStore, Point
 from tests.e2e.serving import Headers, Served, Troubled, exchange, opened, problem, serving
-from tests.e2e.test_people_http import Shut
 from tests.e2e.whole import Whole, whole
 
 LIMITS = Limits(
@@ -581,11 +581,11 @@ async def test_a_file_of_a_message_that_waits_is_its_senders_alone(tmp_path: Pat
 
 async def test_a_file_that_a_row_shows_is_waited_for_until_the_row_is_stored(tmp_path: Path) -> None:
     """A tab asks for it as soon as it sees the row, which is a moment before the store has it."""
-    shut = Shut()
-    async with whole("memory", tmp_path, limits=LIMITS, around=shut.around) as served:
+    slow = GatedStore()
+    async with whole("memory", tmp_path, limits=LIMITS, around=slow.around) as served:
         session, hers, bobs = await served.shared()
         upload = await sent(served, session, hers)
-        shut.open.clear()
+        door = slow.hold(Point.WRITE)
         answer = await post(served, session, hers, upload)
         body = await shown(served, session, bobs, n=answer.json()["input"])
         address = f"{session}/attachments/{body['attachments'][0]['id']}"
@@ -596,7 +596,7 @@ async def test_a_file_that_a_row_shows_is_waited_for_until_the_row_is_stored(tmp
 
         asking = asyncio.create_task(served.http.get(address, headers=bobs))
         await asyncio.sleep(0)
-        shut.open.set()
+        door.open()
         assert (await asking).content == PHOTO
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from sayso.core.attachment import NO_BLOBS, Blobs
-from sayso.core.errors import StoreUnavailable
 from sayso.core.rows import ParticipantChangedBody, Row
-from sayso.core.session import SessionRole, Token
+from sayso.core.session import SessionRole
 from sayso.runtime.limits import Limits
-from sayso.storage.store import Store, WriteOutcome
-from sayso.testing.stores import StoreAround
+from sayso.storage.store import WriteOutcome
+from sayso.testing.stores import GatedStore, Point
 from tests.conformance.given import hook
 from tests.e2e.serving import Headers, problem, served_on
 from tests.e2e.test_stream_http import events, listening, take
@@ -156,16 +154,16 @@ async def test_a_repeat_with_its_key_is_answered_alike(served: Whole) -> None:
 
 async def test_what_is_not_durable_yet_is_202_and_comes_true_later(tmp_path: Path) -> None:
     """Nobody is told that bob takes part before that can't be lost any more, and until then he doesn't."""
-    store = Shut()
+    store = GatedStore()
     async with whole("memory", tmp_path, limits=Limits(settle_wait_ms=50), around=store.around) as served:
         (_, hers), (bob, bobs) = await served.somebody(), await served.somebody()
         session = await served.session(hers)
-        store.open.clear()
+        door = store.hold(Point.WRITE)
         answer = await served.http.put(f"{session}/participants/{bob}", json={"role": "member"}, headers=hers)
         assert (answer.status_code, answer.json()) == (202, {"input": 1, "settled": None})
         problem(await served.http.get(session, headers=bobs), 404, "not-found")
 
-        store.open.set()
+        door.open()
         async with asyncio.timeout(5):
             while (await served.http.get(session, headers=bobs)).status_code == 404:
                 pass
@@ -190,28 +188,6 @@ async def test_who_was_removed_elsewhere_is_sent_away_at_the_next_ping(tmp_path:
             assert (await take(his, "farewell"))[-1].data == {"reason": "removed"}
             for _ in range(3):
                 assert (await anext(her_own)).event == ": ping"
-
-
-class Shut(StoreAround):
-    """A store whose rows wait at the door while it is shut."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-        self.open.set()
-        #: writes are refused
-        self.down = False
-
-    def around(self, store: Store) -> Store:
-        """Stand in front of a store."""
-        self.inside = store
-        return self.store
-
-    async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
-        """Wait, and write."""
-        await self.open.wait()
-        if self.down:
-            raise StoreUnavailable("the store can't be written now")
-        return await self.inside.write(token, rows, blobs=blobs)
 
 
 # --- what waits ----------------------------------------------------------------
@@ -404,11 +380,11 @@ async def test_a_deleted_session_is_404_for_everybody_and_its_readers_are_told(s
 
 @pytest.mark.rule("H36")
 async def test_what_can_not_be_stored_is_not_closed_and_the_session_goes_on(tmp_path: Path) -> None:
-    store = Shut()
+    store = GatedStore()
     async with whole("memory", tmp_path, limits=Limits(settle_wait_ms=50), around=store.around) as served:
         _, hers = await served.somebody()
         session = await served.session(hers)
-        store.down = True
+        store.refuse_writes()
         await posted(served, session, hers, "hello")
         async with asyncio.timeout(5):
             while (await served.http.get(f"{session}/status", headers=hers)).json()["state"] != "retrying":
@@ -418,7 +394,7 @@ async def test_what_can_not_be_stored_is_not_closed_and_the_session_goes_on(tmp_
         problem(refused, 409, "not-settled")
         assert (await served.http.get(session, headers=hers)).json()["closed_at_ms"] is None
 
-        store.down = False
+        store.mend()
         assert (await served.http.post(f"{session}/close", headers=hers)).status_code in (200, 202)
         async with asyncio.timeout(5):
             while (await served.http.get(session, headers=hers)).json()["closed_at_ms"] is None:
@@ -426,16 +402,16 @@ async def test_what_can_not_be_stored_is_not_closed_and_the_session_goes_on(tmp_
 
 
 async def test_closing_that_is_not_durable_yet_is_202(tmp_path: Path) -> None:
-    store = Shut()
+    store = GatedStore()
     async with whole("memory", tmp_path, limits=Limits(settle_wait_ms=50), around=store.around) as served:
         _, hers = await served.somebody()
         session = await served.session(hers)
-        store.open.clear()
+        door = store.hold(Point.WRITE)
 
         answer = await served.http.post(f"{session}/close", headers=hers)
 
         assert (answer.status_code, answer.json()["settled"]) == (202, None)
-        store.open.set()
+        door.open()
         async with asyncio.timeout(5):
             while (await served.http.get(session, headers=hers)).json()["closed_at_ms"] is None:
                 pass

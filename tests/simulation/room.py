@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sayso import Agent, Call, Heard, standard_webhook
 from sayso.assembly import App
-from sayso.core.attachment import NO_BLOBS, Blobs
-from sayso.core.errors import CommitUnknown, StoreUnavailable
 from sayso.core.inputs import Answer, SettingsChange
 from sayso.core.origin import Principal
 from sayso.core.rows import InputBody, Row
-from sayso.core.session import Others, SessionRole, Token
+from sayso.core.session import Others, SessionRole
 from sayso.demo.local import OpenStore
 from sayso.demo.stage import SECRETS
 from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.runtime.ports import ModelRequest, RawRequest
 from sayso.sources import sign
-from sayso.storage.store import Store, WriteOutcome
+from sayso.storage.store import Store
 from sayso.testing.clock import CountingIds, VirtualClock
 from sayso.testing.scripted import Reply, ScriptedModel, call, calls, say
-from sayso.testing.stores import StoreAround
 
 T = TypeVar("T")
 
@@ -51,33 +48,6 @@ def script(request: ModelRequest) -> Reply:
     if wanted := re.search(r"^use (\w+): (.*)$", newest.text, re.MULTILINE):
         return calls(call(wanted[1], what=wanted[2]))
     return say("done" if newest.call else f"I heard: {newest.text}")
-
-
-class Faulty(StoreAround):
-    """A store whose writes can be held at the door, refused, or done without an answer; reads and puts go through."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-        self.open.set()
-        #: writes are refused
-        self.down = False
-        #: writes are done, and nobody hears of it
-        self.mute = False
-
-    def around(self, store: Store) -> Store:
-        """Stand in front of a store."""
-        self.inside = store
-        return self.store
-
-    async def write(self, token: Token, rows: Sequence[Row], *, blobs: Blobs = NO_BLOBS) -> WriteOutcome:
-        """See `Store`."""
-        await self.open.wait()
-        if self.down:
-            raise StoreUnavailable("the store can't be written now")
-        outcome = await self.inside.write(token, rows, blobs=blobs)
-        if self.mute:
-            raise CommitUnknown("no answer came")
-        return outcome
 
 
 @dataclass

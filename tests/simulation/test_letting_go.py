@@ -32,7 +32,8 @@ from sayso.journal.feed import Queue
 from sayso.journal.frames import Event
 from sayso.runtime.limits import Limits
 from sayso.storage.store import DoorKind, Released, Store
-from tests.simulation.room import OPS, VIEWER, Faulty, Room, caller, room
+from sayso.testing.stores import GatedStore, Point
+from tests.simulation.room import OPS, VIEWER, Room, caller, room
 
 
 @pytest.fixture
@@ -57,10 +58,10 @@ async def out(shared: Room, who: str, text: str, *, tool: bool = False) -> async
     return hold
 
 
-async def unresolved(shared: Room, store: Faulty) -> None:
+async def unresolved(shared: Room, store: GatedStore) -> None:
     """Begin a turn of alice's, and have the store fail in the middle of it."""
     hold = await out(shared, "alice", "a long story")
-    store.down = True
+    store.refuse_writes()
     hold.set()
     await until(shared, JournalState.RETRYING)
 
@@ -234,7 +235,7 @@ async def test_closing_is_for_the_owner_and_operators(shared: Room) -> None:
 @pytest.mark.rule("H36", "X4")
 async def test_a_session_that_is_unresolved_is_not_closed_and_is_whole_afterwards(open_store: OpenStore) -> None:
     """One more try is made; it fails, closing is refused, no closed row exists, and nobody is told of one."""
-    store = Faulty()
+    store = GatedStore()
     async with room(open_store, around=store.around, limits=Limits(settle_wait_ms=1)) as shared:
         await unresolved(shared, store)
         listener, _ = shared.app.feeds.listen(shared.session)
@@ -251,7 +252,7 @@ async def test_a_session_that_is_unresolved_is_not_closed_and_is_whole_afterward
         assert (record.closed_at_ms, record.state) == (None, SessionState.OWNED)
         assert not any(e.input.kind == "close" for e in await shared.store.inbox_record(shared.session))
 
-        store.down = False
+        store.mend()
         await shared.later(60_000)
         await shared.say("alice", "and then")
         assert [end.ending for end in await shared.bodies(TurnEndBody)] == [Ending.DONE, Ending.DONE]
@@ -263,10 +264,10 @@ async def test_a_session_that_is_unresolved_is_not_closed_and_is_whole_afterward
 @pytest.mark.rule("H36")
 async def test_the_try_that_closing_makes_may_settle_what_was_unresolved(open_store: OpenStore) -> None:
     """However long the next try would have been off."""
-    store = Faulty()
+    store = GatedStore()
     async with room(open_store, around=store.around) as shared:
         await unresolved(shared, store)
-        store.down = False
+        store.mend()
 
         _, row = await shared.app.commands.close_session(caller("alice"), shared.session)
 
@@ -287,7 +288,7 @@ def drained(queue: Queue) -> list[Event]:
 # --- for want of work ----------------------------------------------------------
 
 
-class Watched(Faulty):
+class Watched(GatedStore):
     """A store that notes who was let go."""
 
     def __init__(self) -> None:
@@ -321,7 +322,7 @@ async def test_a_session_without_work_is_let_go_and_one_that_is_unresolved_is_ke
         assert shared.app.worker.owned == 2
         record = await shared.app.commands.session(caller("alice"), shared.session)
         assert (record.state, record.closed_at_ms) == (SessionState.OWNED, None)
-        store.down = False
+        store.mend()
         await shared.later(3_600_000)
         while shared.app.worker.owned:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
@@ -355,7 +356,7 @@ async def test_where_every_slot_is_active_the_newcomers_input_waits_and_nobody_i
         assert [entry.state for entry in await shared.store.inbox_record(other)] == ["queued", "queued"]
         assert (await shared.app.commands.session(caller("alice"), shared.session)).state is SessionState.OWNED
 
-        store.down = False
+        store.mend()
         await shared.later(60_000)
         while await shared.store.inbox(other, after=0, limit=9):  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
@@ -487,24 +488,26 @@ async def test_nothing_that_was_admitted_before_lands_after_it(shared: Room, too
 
 
 @pytest.mark.rule("H35", "X56")
-@pytest.mark.parametrize("fault", ["down", "mute", "open"])
+@pytest.mark.parametrize("fault", ["refused", "without an answer", "at the door"])
 async def test_deleting_does_not_hang_on_rows_that_can_not_be_stored(open_store: OpenStore, fault: str) -> None:
     """Refused, done without an answer, or still at the door: they are not waited for, and never land."""
-    store = Faulty()
+    store = GatedStore()
     async with room(open_store, around=store.around) as shared:
         hold = await out(shared, "alice", "a long story")
-        if fault == "open":
-            store.open.clear()
-            hold.set()
-            await until(shared, JournalState.PENDING)
-        else:
-            setattr(store, fault, True)
-            hold.set()
-            await until(shared, JournalState.RETRYING)
+        match fault:
+            case "refused":
+                store.refuse_writes()
+            case "without an answer":
+                store.lose_acknowledgements(times=None)
+            case "at the door":
+                door = store.hold(Point.WRITE)
+        hold.set()
+        await until(shared, JournalState.PENDING if fault == "at the door" else JournalState.RETRYING)
 
         await shared.app.commands.delete_session(caller("alice"), shared.session)
-        store.down, store.mute = False, False
-        store.open.set()
+        store.mend()
+        if fault == "at the door":
+            door.open()
         await shared.later(120_000)
 
         assert await left(shared, shared.session) == []
@@ -530,7 +533,7 @@ async def test_where_it_can_not_be_deleted_it_goes_on_as_after_a_crash(open_stor
         assert await shared.heard() == [("alice", "a long story")]
 
 
-class Deleting(Faulty):
+class Deleting(GatedStore):
     """A store in which a session is deleted at an awkward moment, or can't be."""
 
     delete_next = ""

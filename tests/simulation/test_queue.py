@@ -14,7 +14,8 @@ from sayso.demo.local import OpenStore
 from sayso.journal.append import JournalState
 from sayso.journal.frames import Shown
 from sayso.runtime.limits import Limits
-from tests.simulation.room import OPS, VIEWER, Faulty, Room, caller, room
+from sayso.testing.stores import GatedStore, Point
+from tests.simulation.room import OPS, VIEWER, Room, caller, room
 
 SECRET = "never mind what I said"
 
@@ -167,15 +168,15 @@ async def test_what_had_its_turn_or_has_it_now_is_not_taken_back(busy: Room) -> 
 async def test_what_is_being_taken_is_not_taken_back(open_store: OpenStore) -> None:
     """The store has not answered yet when its sender takes it back, so there it still waits: the session's owner
     decides, once, and the sender is told that it was too late."""
-    store = Faulty()
+    store = GatedStore()
     async with room(open_store, around=store.around, limits=Limits(settle_wait_ms=1)) as shared:
-        store.open.clear()
+        door = store.hold(Point.WRITE)
         n = await shared.post("alice", "said too early")
         while not shared.app.feeds.pending(shared.session):  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
         settling = await shared.retract("alice", n)
         assert settling is None
-        store.open.set()
+        door.open()
         await shared.rest()
 
         assert await shared.heard() == [("alice", "said too early")]
@@ -236,19 +237,22 @@ async def test_a_foreign_send_is_refused_until_the_turn_and_what_waits_before_it
 
 
 @pytest.mark.rule("H28", "X40")
-@pytest.mark.parametrize("fault", ["down", "mute"])
+@pytest.mark.parametrize("fault", ["refused", "without an answer"])
 async def test_what_waited_when_the_store_failed_is_its_senders_and_said_once(
     open_store: OpenStore, fault: str
 ) -> None:
     """Alice's turn can't be stored, with a message of hers waiting. Bob is refused before anything of his exists.
     When the store is back her message is one row, under her name, and nothing is left over."""
-    store = Faulty()
+    store = GatedStore()
     async with room(open_store, around=store.around, limits=Limits(settle_wait_ms=1)) as shared:
         await shared.invite("bob")
         await shared.set(others=Others.REFUSE)
         await begin(shared)
         await shared.post("alice", "and then")
-        setattr(store, fault, True)
+        if fault == "refused":
+            store.refuse_writes()
+        else:
+            store.lose_acknowledgements(times=None)
         assert shared.model.hold is not None
         shared.model.hold.set()
         commands = shared.app.commands
@@ -261,7 +265,7 @@ async def test_what_waited_when_the_store_failed_is_its_senders_and_said_once(
 
         assert await shared.store.inbox_record(shared.session) == before
         assert (await waiting(shared, "alice"))[0] == ["and then"]
-        setattr(store, fault, False)
+        store.mend()
         await shared.later(60_000)
         await shared.say("alice", "and finally")
 

@@ -21,8 +21,17 @@ T = TypeVar("T")
 class StoreAround:
     """Everything as in the store inside, until a subclass says otherwise."""
 
-    def __init__(self, inside: Store) -> None:
+    inside: Store
+
+    def __init__(self, inside: Store | None = None) -> None:
+        """`inside` may come later, by `around`."""
+        if inside is not None:
+            self.inside = inside
+
+    def around(self, inside: Store) -> Store:
+        """Stand in front of a store from here on, and return this one."""
         self.inside = inside
+        return self.store
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inside, name)
@@ -120,7 +129,8 @@ class GatedStore(StoreAround):
     answers, the store inside has done.
     """
 
-    def __init__(self, inside: Store) -> None:
+    def __init__(self, inside: Store | None = None) -> None:
+        """See `StoreAround`."""
         super().__init__(inside)
         self._hooks = _Hooks()
 
