@@ -603,14 +603,6 @@ async def test_a_file_that_a_row_shows_is_waited_for_until_the_row_is_stored(tmp
 # --- what the store says -----------------------------------------------------
 
 
-@pytest.fixture
-async def troubled(tmp_path: Path) -> AsyncIterator[tuple[Served, Troubled]]:
-    async with opened("memory", tmp_path) as (store, clock), serving(store, clock=clock) as one:
-        assert isinstance(store, Troubled)
-        yield one, store
-        store.trouble.clear()
-
-
 async def test_a_store_that_cannot_now_is_503_for_files_too(troubled: tuple[Served, Troubled]) -> None:
     served, store = troubled
     _, hers = await served.somebody()

@@ -423,14 +423,6 @@ async def test_a_scheme_is_shown_the_bytes_as_they_came(tmp_path: Path) -> None:
 # --- faults of ours ----------------------------------------------------------
 
 
-@pytest.fixture
-async def troubled(tmp_path: Path) -> AsyncIterator[tuple[Served, Troubled]]:
-    async with opened("memory", tmp_path) as (store, clock), serving(store, clock=clock) as one:
-        assert isinstance(store, Troubled)
-        yield one, store
-        store.trouble.clear()
-
-
 @pytest.mark.rule("A7")
 @pytest.mark.parametrize(
     ("trouble", "status", "says_when"),

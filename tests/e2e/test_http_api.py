@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -30,13 +29,11 @@ from tests.e2e.serving import (
     Served,
     Troubled,
     exchange,
-    opened,
     problem,
     question,
     read_answer,
     said,
     served_on,
-    serving,
 )
 
 
@@ -750,14 +747,6 @@ async def test_history_shows_what_is_accepted_and_not_yet_stored(served: Served)
 
 
 # --- faults of ours ----------------------------------------------------------
-
-
-@pytest.fixture
-async def troubled(tmp_path: Path) -> AsyncIterator[tuple[Served, Troubled]]:
-    async with opened("memory", tmp_path) as (store, clock), serving(store, clock=clock) as one:
-        assert isinstance(store, Troubled)
-        yield one, store
-        store.trouble.clear()
 
 
 @pytest.mark.rule("H34")

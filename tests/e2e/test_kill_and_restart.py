@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,6 @@ from sayso.demo.http_stage import HttpStage, demo_environ
 from sayso.demo.scenarios import offer
 from sayso.testing.server_process import ServerProcess
 from sayso.testing.world_server import WorldClient, start_world
-from tests import postgres
 
 BOOK = "Book Friday at seven for four and tell the group"
 
@@ -42,16 +41,6 @@ class Town:
         """The session's numbered list, a line each: kind and text."""
         lines = await read_log(self.database, self.session)
         return [" ".join(line.split()[2:]) for line in lines]
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A store that is empty, as a command names it."""
-    if request.param == "postgres":
-        with postgres.schema() as url:
-            yield url
-    else:
-        yield str(tmp_path / "sayso.db")
 
 
 @pytest.fixture

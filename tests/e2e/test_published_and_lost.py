@@ -20,17 +20,6 @@ from sayso.demo.http_stage import HttpStage, demo_environ
 from sayso.testing.server_process import ServerProcess
 from sayso.testing.view import View, frames
 from sayso.testing.world_server import WorldClient, start_world
-from tests import postgres
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A store that is empty, as a command names it."""
-    if request.param == "postgres":
-        with postgres.schema() as url:
-            yield url
-    else:
-        yield str(tmp_path / "sayso.db")
 
 
 @contextmanager

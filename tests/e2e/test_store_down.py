@@ -6,6 +6,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
@@ -33,6 +36,47 @@ async def events(
                     return
 
 
+@dataclass
+class MidTurn:
+    """A turn whose booking the restaurant has not answered, and a reader who follows it."""
+
+    stage: HttpStage
+    world: WorldClient
+    http: httpx2.AsyncClient
+    #: what the reader was sent: (event, data)
+    seen: list[tuple[str, str]]
+    following: asyncio.Task[None]
+
+    async def until_told(self) -> None:
+        """Return once the reader is told that the store does not follow."""
+        async with asyncio.timeout(30):
+            while not any(name == "status" for name, _ in self.seen):  # noqa: ASYNC110 - what a reader sees
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def mid_turn(server: ServerProcess, world_url: str, token: str, *, until: str) -> AsyncIterator[MidTurn]:
+    """Alice books, and the restaurant holds its answer; the reader follows to an event of the kind `until`."""
+    async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http, WorldClient(world_url) as world:
+        stage = HttpStage(http, {"alice": token}, world)
+        await stage.open()
+        seen: list[tuple[str, str]] = []
+        following = asyncio.create_task(events(http, stage.session, token, until=until, seen=seen))
+        await world.restaurant.hold()
+        await stage.post("alice", "Book Friday at seven for four")
+        await world.restaurant.until_held()
+        yield MidTurn(stage, world, http, seen, following)
+
+
+@contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Another process writes to the file, and does not come to an end."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        yield
+        other.execute("rollback")
+
+
 @pytest.mark.rule("H34", "K6")
 async def test_a_store_that_is_locked_for_a_while_in_mid_turn(tmp_path: Path) -> None:
     database = tmp_path / "sayso.db"
@@ -41,37 +85,24 @@ async def test_a_store_that_is_locked_for_a_while_in_mid_turn(tmp_path: Path) ->
         start_world() as world_url,
         ServerProcess("sayso.demo.concierge:agent", database=database, environ=demo_environ(world_url)) as server,
     ):
-        async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http, WorldClient(world_url) as world:
-            stage = HttpStage(http, {"alice": token}, world)
-            await stage.open()
-            seen: list[tuple[str, str]] = []
-            following = asyncio.create_task(events(http, stage.session, token, until="turn.end", seen=seen))
-            await world.restaurant.hold()
-            await stage.post("alice", "Book Friday at seven for four")
-            await world.restaurant.until_held()
-
-            other = sqlite3.connect(database, isolation_level=None)
-            other.execute("begin immediate")
-            await world.restaurant.release()
-            refused = await http.post(
-                "/v1/hooks/restaurant", content=b"{}", headers={"webhook-id": "x", "webhook-timestamp": "1"}
-            )
-            async with asyncio.timeout(30):
-                while not any(name == "status" for name, _ in seen):  # noqa: ASYNC110 - what a reader sees
-                    await asyncio.sleep(0.05)
-            other.execute("rollback")
-            other.close()
+        async with mid_turn(server, world_url, token, until="turn.end") as turn:
+            with locked(database):
+                await turn.world.restaurant.release()
+                refused = await turn.http.post(
+                    "/v1/hooks/restaurant", content=b"{}", headers={"webhook-id": "x", "webhook-timestamp": "1"}
+                )
+                await turn.until_told()
             async with asyncio.timeout(60):
-                await following
-            await stage.rest()
-            books = await stage.books()
+                await turn.following
+            await turn.stage.rest()
+            books = await turn.stage.books()
 
     assert refused.status_code == 503  # its note can't be stored either, so the sender is told to try again
     assert "retry-after" in refused.headers
     assert sorted(books["tables"]) == ["R1"]
-    states = [json.loads(data)["state"] for name, data in seen if name == "status"]
+    states = [json.loads(data)["state"] for name, data in turn.seen if name == "status"]
     assert states == ["retrying", "healthy"]
-    kinds = [name for name, _ in seen if name not in ("status", "delta")]
+    kinds = [name for name, _ in turn.seen if name not in ("status", "delta")]
     assert kinds[-1] == "turn.end"
     assert "Traceback" not in server.said()
 
@@ -86,30 +117,18 @@ async def test_a_process_that_ends_while_the_store_is_locked_loses_no_answer_of_
         environ = demo_environ(world_url) | {"SAYSO_LIMITS__DRAIN_MS": "500"}
         server = ServerProcess("sayso.demo.concierge:agent", database=database, environ=environ)
         server.start()
-        async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http, WorldClient(world_url) as world:
-            stage = HttpStage(http, {"alice": token}, world)
-            await stage.open()
-            seen: list[tuple[str, str]] = []
-            following = asyncio.create_task(events(http, stage.session, token, until="farewell", seen=seen))
-            await world.restaurant.hold()
-            await stage.post("alice", "Book Friday at seven for four")
-            await world.restaurant.until_held()
-            other = sqlite3.connect(database, isolation_level=None)
-            other.execute("begin immediate")
-            await world.restaurant.release()
-            async with asyncio.timeout(30):
-                while not any(name == "status" for name, _ in seen):  # noqa: ASYNC110 - what a reader sees
-                    await asyncio.sleep(0.05)
-            code = await asyncio.to_thread(server.stop)
-            await following
-        rescued = (tmp_path / "sayso.db.rescue").read_text("utf-8")
-        other.execute("rollback")
-        other.close()
+        async with mid_turn(server, world_url, token, until="farewell") as turn:
+            with locked(database):
+                await turn.world.restaurant.release()
+                await turn.until_told()
+                code = await asyncio.to_thread(server.stop)
+                rescued = (tmp_path / "sayso.db.rescue").read_text("utf-8")
+            await turn.following
 
         with server:
             async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http, WorldClient(world_url) as world:
                 after = HttpStage(http, {"alice": token}, world)
-                after.session = stage.session
+                after.session = turn.stage.session
                 await after.rest()
                 books, lines = await after.books(), await world.lines()
         assert not (tmp_path / "sayso.db.rescue").exists()
@@ -118,6 +137,6 @@ async def test_a_process_that_ends_while_the_store_is_locked_loses_no_answer_of_
     assert "reserve_table" in rescued
     assert sorted(books["tables"]) == ["R1"]
     assert len([line for line in lines if line.startswith("restaurant")]) == 1
-    log = "\n".join(await read_log(str(database), stage.session))
+    log = "\n".join(await read_log(str(database), turn.stage.session))
     assert "reserve_table: ok" in log
     assert "Traceback" not in server.said()

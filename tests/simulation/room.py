@@ -131,10 +131,7 @@ class Room:
 
     async def rest(self) -> None:
         """Return once no session has anything left to do."""
-        for _ in range(3):
-            await asyncio.sleep(0)
-        while not self.app.worker.at_rest:  # noqa: ASYNC110 - it is the worker's to say
-            await asyncio.sleep(0)
+        await self.app.worker.rested()
 
     async def rows(self) -> list[Row]:
         return await self.store.rows(self.session)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -23,6 +23,7 @@ from sayso.testing.clock import CountingIds, VirtualClock
 from sayso.testing.scripted import Cut, ScriptedModel, say
 from sayso.testing.stores import GatedStore, Point
 from sayso.testing.view import View
+from tests.simulation.process import process
 
 ALICE = Caller(Principal.parse("user:alice"), "api token")
 
@@ -47,17 +48,10 @@ class Place:
     @asynccontextmanager
     async def process(self, agent: Agent, limits: Limits | None = None) -> AsyncIterator[App]:
         """A process that is ended at the end of the block, whatever it still waits for."""
-        app = App(agent, store=self.store.store, clock=self.clock, ids=self.ids, limits=limits)
-        await app.worker.register()
-        work = asyncio.create_task(app.worker.run())
-        try:
+        async with process(App(agent, store=self.store.store, clock=self.clock, ids=self.ids, limits=limits)) as app:
             if not self.session:
                 self.session = (await app.commands.open_session(ALICE)).id
             yield app
-        finally:
-            work.cancel()
-            with suppress(asyncio.CancelledError):
-                await work
 
     async def say(self, app: App, text: str) -> None:
         await app.commands.post(ALICE, self.session, text)
@@ -65,10 +59,7 @@ class Place:
 
     async def rest(self, app: App) -> None:
         async with asyncio.timeout(10):
-            for _ in range(3):
-                await asyncio.sleep(0)
-            while not app.worker.at_rest:  # noqa: ASYNC110 - the worker says when
-                await asyncio.sleep(0)
+            await app.worker.rested()
 
     async def rows(self) -> list[Row]:
         return await self.store.inside.rows(self.session)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -38,6 +38,7 @@ from sayso.storage.store import Entry, Store
 from sayso.testing.clock import CountingIds, VirtualClock
 from sayso.testing.scripted import ScriptedModel, call, calls, say
 from sayso.testing.stores import StoreAround
+from tests.simulation.process import process
 
 ALICE = Caller(Principal.parse("user:alice"), "api token")
 HOUR_MS = 3_600_000
@@ -66,23 +67,13 @@ class Place:
     @asynccontextmanager
     async def process(self, agent: Agent, limits: Limits | None = None) -> AsyncIterator[App]:
         """A process on this store. It ends as a crash does: everything stops where it is."""
-        app = self.app(agent, limits)
-        await app.worker.register()
-        work = asyncio.create_task(app.worker.run())
-        try:
+        async with process(self.app(agent, limits)) as app:
             if not self.session:
                 self.session = (await app.commands.open_session(ALICE)).id
             yield app
-        finally:
-            work.cancel()
-            with suppress(asyncio.CancelledError):
-                await work
 
     async def rest(self, app: App) -> None:
-        for _ in range(3):
-            await asyncio.sleep(0)
-        while not app.worker.at_rest:  # noqa: ASYNC110 - the worker says when
-            await asyncio.sleep(0)
+        await app.worker.rested()
 
     async def say(self, app: App, text: str) -> None:
         await app.commands.post(ALICE, self.session, text)

@@ -4,8 +4,6 @@ start. Everything else is asked again (K9)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from sayso.storage.store import Store
 from sayso.testing.clock import CountingIds, VirtualClock
 from sayso.testing.scripted import ScriptedModel, call, calls, say
 from sayso.testing.stores import GatedStore
+from tests.simulation.process import process
 
 ALICE = Caller(Principal.parse("user:alice"), "api token")
 
@@ -45,28 +44,8 @@ def agent(did: list[str]) -> Agent:
     return made
 
 
-@asynccontextmanager
-async def process(
-    store: Store, clock: VirtualClock, ids: CountingIds, did: list[str], rescue: Rescue
-) -> AsyncIterator[App]:
-    """A process that is ended at the end of the block, whatever it still waits for."""
-    app = App(agent(did), store=store, clock=clock, ids=ids, rescue=rescue)
-    await app.worker.register()
-    work = asyncio.create_task(app.worker.run())
-    try:
-        yield app
-    finally:
-        work.cancel()
-        with suppress(asyncio.CancelledError):
-            await work
-
-
-async def rest(app: App) -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
-    async with asyncio.timeout(10):
-        while not app.worker.at_rest:  # noqa: ASYNC110 - the worker says when
-            await asyncio.sleep(0)
+def started(store: Store, clock: VirtualClock, ids: CountingIds, did: list[str], rescue: Rescue) -> App:
+    return App(agent(did), store=store, clock=clock, ids=ids, rescue=rescue)
 
 
 @pytest.mark.rule("K9", "D5")
@@ -77,7 +56,7 @@ async def test_an_answer_that_the_store_did_not_take_settles_its_operation_at_th
     async with open_store(clock.now_ms) as inside:
         store = GatedStore(inside)
         store.refuse_writes(of=[Kind.TOOL_RESULT])
-        async with process(store.store, clock, ids, did, RescueFile(kept)) as app:
+        async with process(started(store.store, clock, ids, did, RescueFile(kept))) as app:
             session = (await app.commands.open_session(ALICE)).id
             await app.commands.post(ALICE, session, "Go")
             async with asyncio.timeout(10):
@@ -87,8 +66,9 @@ async def test_an_answer_that_the_store_did_not_take_settles_its_operation_at_th
         assert kept.exists()
 
         store.mend()
-        async with process(store.store, clock, ids, did, RescueFile(kept)) as app:
-            await rest(app)
+        async with process(started(store.store, clock, ids, did, RescueFile(kept))) as app:
+            async with asyncio.timeout(10):
+                await app.worker.rested()
         rows = await inside.rows(session)
         [operation] = await inside.operations(session)
         [ref] = await inside.refs("restaurant", [Ref("restaurant", "table", "R7")])

@@ -58,10 +58,7 @@ class Node:
         self.work = asyncio.create_task(self.app.worker.run())
 
     async def rest(self) -> None:
-        for _ in range(3):
-            await asyncio.sleep(0)
-        while not self.app.worker.at_rest:  # noqa: ASYNC110 - the worker says when
-            await asyncio.sleep(0)
+        await self.app.worker.rested()
 
 
 @pytest.fixture
@@ -167,17 +164,13 @@ async def test_a_take_over_reads_the_same_at_any_length(turns: int) -> None:
         session = (await before.commands.open_session(ALICE)).id
         for _ in range(turns):
             await before.commands.post(ALICE, session, "hello")
-            while not before.worker.at_rest:  # noqa: ASYNC110 - the worker says when
-                await asyncio.sleep(0)
+            await before.worker.rested()
 
     counting = Counting(inside)
     after = App(agent, store=counting.store, clock=clock, ids=ids, limits=Limits(context_rows=40))
     async with after.running():
         await after.commands.post(ALICE, session, "still there?")
-        for _ in range(3):
-            await asyncio.sleep(0)
-        while not after.worker.at_rest:  # noqa: ASYNC110 - the worker says when
-            await asyncio.sleep(0)
+        await after.worker.rested()
 
     assert counting.read == 40
     assert len(await inside.rows(session)) == (turns + 1) * 4

@@ -139,10 +139,7 @@ class LocalStage:
 
     async def rest(self) -> None:
         """Return once no session has anything left to do."""
-        for _ in range(3):  # whoever sleeps on the clock wakes first
-            await asyncio.sleep(0)
-        while not self.app.worker.at_rest:  # noqa: ASYNC110 - it is the worker's to say, and this is a demo's loop
-            await asyncio.sleep(0)
+        await self.app.worker.rested()
 
     @property
     def world(self) -> World:

@@ -92,6 +92,13 @@ class Worker:
         settled = len(self._owner_of) == len(self._drivers) and all(d.at_rest for d in self._drivers.values())
         return settled and not self._wake.is_set() and not any(self._looking.values())
 
+    async def rested(self) -> None:
+        """Return once it is at rest. What is due by now on the clock has its turn first."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+        while not self.at_rest:  # noqa: ASYNC110 - many things make it so, and in production nobody waits for it
+            await asyncio.sleep(0)
+
     # how the store follows
 
     def status(self, session: str) -> JournalStatus:
