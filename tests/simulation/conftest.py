@@ -32,18 +32,23 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
         finally:
             await store.close()
 
+    if request.param == "postgres":
+        return on_postgres(request.getfixturevalue("schema"))
+    return memory if request.param == "memory" else sqlite
+
+
+def on_postgres(url: str) -> OpenStore:
+    """How to open the store in this schema."""
+
     @asynccontextmanager
-    async def on_postgres(now_ms: Callable[[], int]) -> AsyncIterator[Store]:
+    async def opened(now_ms: Callable[[], int]) -> AsyncIterator[Store]:
         store = await PostgresStore.open(url, clock=now_ms, exclusive=True)
         try:
             yield store
         finally:
             await store.close()
 
-    if request.param == "postgres":
-        url: str = request.getfixturevalue("schema")
-        return on_postgres
-    return memory if request.param == "memory" else sqlite
+    return opened
 
 
 @pytest.fixture

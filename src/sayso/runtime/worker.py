@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: ready sessions taken in one claim
 CLAIM_MAX = 64
+#: how soon a session is looked at again that another transaction was at
+PASSED_OVER_MS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,27 +198,33 @@ class Worker:
 
     async def _claim_all(self) -> None:
         self._wake.set()
-        while await self._woken():
+        again_ms = self._around.limits.timer_look_ms
+        while await self._woken(within_ms=again_ms):
             self._looking["claim"] = True
+            again_ms = self._around.limits.timer_look_ms
             room = self._around.limits.sessions - len(self._owner_of)
             try:
                 if room <= 0:
                     await self._make_room()
-                else:
-                    await self._claim(min(CLAIM_MAX, room))
+                elif await self._claim(min(CLAIM_MAX, room)):
+                    again_ms = PASSED_OVER_MS
+                    continue
             except (Busy, OutcomeUnknown) as error:
                 log.warning("no session claimed", extra={"cause": str(error)})
                 continue
             self._looking["claim"] = False
 
-    async def _claim(self, at_most: int) -> None:
+    async def _claim(self, at_most: int) -> bool:
+        """Own what is ready; True if a session was passed over, because another transaction was at it just then.
+        No hint need follow that one: it may be a delivery that came again, or one that is refused."""
         claimed = await self._around.store.claim(self._node, at_most=at_most)
         for one in claimed:
             self._own(one)
         if len(claimed) == at_most:  # there may be more
             self._wake.set()
-        else:
-            self._waiting_for_a_slot = 0
+            return False
+        self._waiting_for_a_slot = 0
+        return bool(await self._around.store.ready(at_most=1))
 
     async def _make_room(self) -> None:
         """Every slot is taken: ask those that rested longest to let go, as many as wait to be claimed. Who works, or
@@ -238,10 +246,10 @@ class Worker:
         if self._waiting_for_a_slot:
             self._wake.set()
 
-    async def _woken(self) -> bool:
+    async def _woken(self, *, within_ms: int) -> bool:
         """Return at a hint, or after a while without one; False once the worker is to stop."""
         try:
-            async with asyncio.timeout(self._around.limits.timer_look_ms / 1000):
+            async with asyncio.timeout(within_ms / 1000):
                 await self._wake.wait()
         except TimeoutError:
             pass

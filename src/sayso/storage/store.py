@@ -282,7 +282,8 @@ class Store(Protocol):
         ...
 
     async def claim(self, node: str, *, at_most: int) -> list[Claimed]:
-        """Take up to `at_most` ready sessions, longest ready first: epoch + 1 and a fresh nonce each."""
+        """Take up to `at_most` ready sessions, longest ready first: epoch + 1 and a fresh nonce each. One that
+        another transaction is at may be passed over; `ready` still counts it."""
         ...
 
     async def ready(self, *, at_most: int) -> int:
