@@ -14,7 +14,6 @@ import unicodedata
 OPEN, CLOSE = "\u2039", "\u203a"
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_SHOWN = {"\n": "⏎", "\t": "⇥", OPEN: "<", CLOSE: ">"}
 #: what Unicode says to ignore in display (Default_Ignorable_Code_Point of its 15.0 data), though it calls
 #: some of it letters or marks; a known way to hide words. And the blank braille cell, which is no blank.
 _IGNORABLE = (
@@ -69,6 +68,23 @@ def is_hidden(char: str) -> bool:
     return unicodedata.category(char) in _UNSEEN or any(first <= ord(char) <= last for first, last in _IGNORABLE)
 
 
+class _Shown(dict[int, str]):
+    """What each character becomes where hidden ones are shown, for `str.translate`; filled as characters are met."""
+
+    def __missing__(self, point: int) -> str:
+        char = chr(point)
+        shown = f"[U+{point:04X}]" if is_hidden(char) else char
+        if point <= _KEPT_MAX:
+            self[point] = shown
+        return shown
+
+
+#: the last code point whose replacement is kept once it is known, so that nobody can fill the memory
+_KEPT_MAX = 0xFFFF
+_ON_ONE_LINE = _Shown({ord("\n"): "⏎", ord("\t"): "⇥", ord(OPEN): "<", ord(CLOSE): ">"})
+_IN_A_BLOCK = _Shown({ord("\n"): "\n", ord("\t"): "\t", ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"})
+
+
 #: bytes of a file's name, its ending included; what file systems take, and more than anybody reads
 FILE_NAME_BYTES_MAX = 200
 _ENDING_CHARS_MAX = 16
@@ -94,7 +110,7 @@ def plain(text: str, *, chars_max: int) -> str:
     A hidden character becomes its code point in brackets, so that neither an invisible word
     nor a right-to-left override can make a question read as another one (B6).
     """
-    shown = "".join(_SHOWN.get(c) or (f"[U+{ord(c):04X}]" if is_hidden(c) else c) for c in text[:chars_max])
+    shown = text[:chars_max].translate(_ON_ONE_LINE)
     left = len(text) - chars_max
     return f"{shown}… (and {left} more characters)" if left > 0 else shown
 
@@ -110,21 +126,7 @@ def block(text: str) -> str:
     Line breaks and tabs stay, since they carry meaning; `<` and `&` are escaped, so that
     nothing inside can look like the tag that ends the part.
     """
-    out = []
-    for char in text:
-        if char in "\n\t":
-            out.append(char)
-        elif char == "&":
-            out.append("&amp;")
-        elif char == "<":
-            out.append("&lt;")
-        elif char == ">":
-            out.append("&gt;")
-        elif is_hidden(char):
-            out.append(f"[U+{ord(char):04X}]")
-        else:
-            out.append(char)
-    return "".join(out)
+    return text.translate(_IN_A_BLOCK)
 
 
 def attribute(text: str) -> str:
