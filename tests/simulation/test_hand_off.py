@@ -542,7 +542,7 @@ async def test_a_reader_that_comes_back_soon_costs_the_store_nothing(desk: Desk)
     assert page.numbers == other.numbers == [*range(1, 41)]
 
 
-async def test_the_ring_is_bounded_in_rows_and_in_bytes_and_small_while_nobody_listens(open_store: OpenStore) -> None:
+async def test_the_ring_is_bounded_in_rows_and_in_bytes_and_small_once_nobody_listens(open_store: OpenStore) -> None:
     """Whatever is not in it comes from the store, so it is a matter of speed alone."""
     bounds = Bounds(ring_rows=10, ring_bytes=4_000, alone_rows=3, alone_bytes=2_000)
     async with desk_in(open_store, bounds=bounds) as desk:
@@ -565,6 +565,8 @@ async def test_the_ring_is_bounded_in_rows_and_in_bytes_and_small_while_nobody_l
 
         await desk.write(*(notice(str(n)) for n in range(20)))
         desk.store.on(Point.LOAD, counted)
+        first_to_come = await costs(3)
+        await desk.write(*(notice(str(n)) for n in range(20)))
         alone = [await costs(3), await costs(4)]
         await desk.follow().caught_up()
         await desk.write(*(notice(str(n)) for n in range(20)))
@@ -572,6 +574,7 @@ async def test_the_ring_is_bounded_in_rows_and_in_bytes_and_small_while_nobody_l
         await desk.write(*(notice("x" * 1_500) for _ in range(4)))
         big = [await costs(2), await costs(3)]
 
+    assert first_to_come > 0, "nothing was kept for nobody"
     assert [cost == 0 for cost in alone] == [True, False]
     assert [cost == 0 for cost in listened] == [True, False]
     assert [cost == 0 for cost in big] == [True, False]

@@ -38,7 +38,7 @@ class Bounds:
     #: newest rows of a session that is owned and listened to: a reader who comes back gets them without the store
     ring_rows: int = 1_000
     ring_bytes: int = 1024 * 1024
-    #: the same while nobody listens
+    #: the same once nobody listens any more
     alone_rows: int = 32
     alone_bytes: int = 16 * 1024
     #: rows that are sent to a reader who comes back; of more, the newest, and it is told which it has to read
@@ -206,6 +206,8 @@ class Feed:
     projection: Projection = PLAIN
     bounds: Bounds = Bounds()
     listeners: set[Listener] = field(default_factory=set)
+    #: whether anybody has listened: until then no row is put into words, and the ring has none
+    heard: bool = False
     watches: set[Watch] = field(default_factory=set)
     #: histories that are being read, by limit and end: who asks for the same one meanwhile shares it
     loads: dict[tuple[int, int | None], asyncio.Future[Captured | None]] = field(default_factory=dict)
@@ -235,13 +237,14 @@ class Feed:
         """Hand accepted rows to every listener. No await: this is part of acceptance. Unfinished text that
         belongs before them goes first, and a row that ends it takes its place."""
         self.flush()
-        published = [Published(row, self.projection.frame(row, self.session)) for row in rows]
         self.newest = rows[-1].position
-        self.ring.add(published)
-        self.cut()
         for watch in self.watches:
             watch.accepted.extend(rows)
-        self._offer(published)
+        if self.heard:
+            published = [Published(row, self.projection.frame(row, self.session)) for row in rows]
+            self.ring.add(published)
+            self.cut()
+            self._offer(published)
         if any(isinstance(row.body, ModelSaidBody | ModelCalledBody | TurnEndBody) for row in rows):
             self.unfinished = None
 
@@ -468,6 +471,7 @@ class Feeds:
         feed = self._feed(session)
         listener = Listener(self.bounds)
         feed.listeners.add(listener)
+        feed.heard = True
         cursor = token or after
         missing = [] if strict else feed.ring.after(cursor) if cursor is not None else None
         return Joined(listener, tuple(feed.pending), feed.standing, missing)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from sayso.core.rows import Kind, Row
@@ -18,9 +18,12 @@ from sayso.core.view import Json, public
 log = logging.getLogger(__name__)
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def encode(value: object) -> str:
     """Return the JSON text of an event's data, on one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Projection:
         said = self._said(row, session)
         if said is None:
             said = Frame("resync", encode({"reason": f"{row.kind.replace('.', '_')}_accepted"}))
-        return replace(said, id=str(row.position), kind=row.kind)
+        return Frame(said.event, said.data, str(row.position), row.kind)
 
     def _said(self, row: Row, session: str) -> Frame | None:
         hook = self.hooks.get(row.kind)
