@@ -110,7 +110,9 @@ def plain(text: str, *, chars_max: int) -> str:
     A hidden character becomes its code point in brackets, so that neither an invisible word
     nor a right-to-left override can make a question read as another one (B6).
     """
-    shown = text[:chars_max].translate(_ON_ONE_LINE)
+    shown = text[:chars_max]
+    if not (shown.isascii() and shown.isprintable()):
+        shown = shown.translate(_ON_ONE_LINE)
     left = len(text) - chars_max
     return f"{shown}… (and {left} more characters)" if left > 0 else shown
 

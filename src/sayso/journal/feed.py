@@ -192,9 +192,8 @@ class Captured:
     @cached_property
     def text(self) -> str:
         """The page as its readers get it, JSON. Made once, for all who asked for it at the same time."""
-        rows = ",".join(encode(public(row, self.session)) for row in self.rows)
-        token = "null" if self.token is None else f'"{self.token}"'
-        return f'{{"rows":[{rows}],"token":{token}}}'
+        token = None if self.token is None else str(self.token)
+        return encode({"rows": [public(row, self.session) for row in self.rows], "token": token})
 
 
 @dataclass(eq=False, slots=True)

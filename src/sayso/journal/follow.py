@@ -200,9 +200,11 @@ async def _load(store: Store, feed: Feed, watch: Watch, *, limit: int, before: i
     if feed.ends != watch.ends:
         raise StoreUnavailable(f"session {feed.session} changed hands while its history was read")
     feed.seen(stored)
-    by_seq = {row.seq: row for row in stored}
-    by_seq |= {row.seq: row for row in (*watch.pending, *watch.accepted) if before is None or row.seq < before}
-    rows = tuple(by_seq[seq] for seq in sorted(by_seq)[-limit:])
+    rows = tuple(stored)
+    if watch.pending or watch.accepted:
+        by_seq = {row.seq: row for row in stored}
+        by_seq |= {row.seq: row for row in (*watch.pending, *watch.accepted) if before is None or row.seq < before}
+        rows = tuple(by_seq[seq] for seq in sorted(by_seq)[-limit:])
     token = None
     if before is None:
         feed.found(rows[-1].position if rows else START, watch)

@@ -6,24 +6,27 @@ lost, and no cursor ever points at it.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from sayso.core.rows import Kind, Row
+from sayso.core.text import scrub_json
 from sayso.core.view import Json, public
 
 log = logging.getLogger(__name__)
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
 def encode(value: object) -> str:
-    """Return the JSON text of an event's data, on one line."""
-    return _ENCODER.encode(value)
+    """Return the JSON text of an event's data, on one line, as any reader can parse it: a lone surrogate is U+FFFD,
+    and what is no number is null."""
+    try:
+        return to_json(value, inf_nan_mode="null").decode()
+    except PydanticSerializationError:  # a lone surrogate; what is stored has none
+        return to_json(scrub_json(value), inf_nan_mode="null").decode()
 
 
 @dataclass(frozen=True)
