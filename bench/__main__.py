@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import uvloop
 
-from bench import histories, rows, turns
+from bench import histories, listeners, rows, turns
 
-for measure in (turns, rows, histories):
-    asyncio.run(measure.main())
+for measure in (turns, rows, histories, listeners):
+    uvloop.run(measure.main())
     print()

@@ -102,6 +102,13 @@ class Application(FastAPI):
         )
         self.streams = streams
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; a stream that it opens runs outside the framework, of which it needs nothing more."""
+        if scope["type"] == "http":
+            await self.streams.opening(super().__call__, scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
     def openapi(self) -> dict[str, Any]:
         """Return the description of every route."""
         return openapi.completed(super().openapi())

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sayso.core.errors import Busy, SaysoError, Unauthenticated
 from sayso.core.session import Position
@@ -49,8 +50,16 @@ class Closing(Busy):
     """This process is going away, or has as many streams open as it may; another one, or later, will do."""
 
 
+#: where a request's scope keeps the stream that it opened, until whoever began the request runs it
+OPENED = "sayso.streams"
+
+
 class Streams:
-    """`GET /v1/sessions/{session}/stream`, as an ASGI application that knows every stream it has open."""
+    """`GET /v1/sessions/{session}/stream`, as an ASGI application that knows every stream it has open.
+
+    What answers here is refused, or opened: `opening` runs the rest. A stream stays open for hours, and would hold
+    every layer of the framework that its request came through.
+    """
 
     def __init__(self, commands: Commands, identity: Identity, *, ping_s: float = PING_S) -> None:
         self._commands, self._identity, self._ping_s = commands, identity, ping_s
@@ -64,7 +73,7 @@ class Streams:
             stream.end("shutdown")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream one session to one reader. Everything that can be refused is refused before it begins.
+        """Open a stream of one session for one reader. Everything that can be refused is refused before it begins.
 
         Raises:
             Unauthenticated, NotFound, Malformed, Closing, StoreUnavailable.
@@ -75,28 +84,67 @@ class Streams:
         by = await authenticate(self._identity, request.headers)
         session, whence = wire.named("session", request.path_params["session"]), _whence(request)
         frames = await self._commands.follow(by, session, after=whence.after, token=whence.token)
-        async with aclosing(frames) as following:
-            first = await anext(following)
+        try:
+            first = await anext(frames)
             if self._closing or len(self._open) >= STREAMS_MAX:
                 raise Closing("no more streams are opened here")
-            stream = Stream(first, following, ping_s=self._ping_s, stands=lambda: self._stands(request, by, session))
+        except BaseException:
+            await frames.aclose()
+            raise
+        stands = partial(self._stands, request.headers, by, session)
+        scope[OPENED].append(Stream(first, frames, ping_s=self._ping_s, stands=stands))
+
+    async def opening(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let `app` answer, and run the stream that it opened, if it did."""
+        opened: list[Stream] = []
+        await app({**scope, OPENED: opened}, receive, send)
+        for stream in opened:
             self._open.add(stream)
+            if self._closing:
+                stream.end("shutdown")
             try:
                 await stream.run(receive, send)
             finally:
                 self._open.discard(stream)
 
-    async def _stands(self, request: Request, by: Caller, session: str) -> str:
+    async def _stands(self, headers: Headers, by: Caller, session: str) -> str:
         """Return why the reader may read no more: its token is good no longer, or the session is not its to see.
         Empty while it may; where the store can't say, the stream goes on."""
         try:
-            if await authenticate(self._identity, request.headers) != by:
+            if await authenticate(self._identity, headers) != by:
                 return "signed_out"
             return "" if await self._commands.may_see(by, session) else "removed"
         except Unauthenticated:
             return "signed_out"
         except Busy:
             return ""
+
+
+class _Signal:
+    """For one who waits: that something has happened since it last waited. Smaller than an `asyncio.Event`, of which
+    thousands of streams would have thousands."""
+
+    __slots__ = ("_given", "_waiter")
+
+    def __init__(self) -> None:
+        self._given = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def give(self) -> None:
+        """It has happened."""
+        self._given = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Return once it has happened."""
+        if not self._given:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._given = False
 
 
 class Stream:
@@ -112,8 +160,7 @@ class Stream:
     ) -> None:
         self._frames, self._ping_s, self._stands = frames, ping_s, stands
         self._ready = bytearray(_RETRY + first.sse)
-        self._changed = asyncio.Event()
-        self._sent = asyncio.Event()
+        self._changed, self._sent = _Signal(), _Signal()
         self._ended = False
         #: why the frames were cut short; empty while they weren't
         self._farewell = ""
@@ -121,13 +168,19 @@ class Stream:
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send until the frames end or the reader has left."""
-        async with asyncio.TaskGroup() as tasks:
-            self._reading = tasks.create_task(self._read())
-            self._reading.add_done_callback(self._finish)
-            watching = tasks.create_task(self._watch(receive))
+        self._reading = asyncio.create_task(self._read())
+        self._reading.add_done_callback(self._finish)
+        watching = asyncio.create_task(self._watch(receive))
+        try:
+            if self._farewell:
+                self._reading.cancel()
             await send(_START)
             await self._write(send)
-            watching.cancel()
+        finally:
+            for task in (watching, self._reading):
+                task.cancel()
+            await asyncio.wait((watching, self._reading))
+            await self._frames.aclose()
 
     def end(self, farewell: str) -> None:
         """End after what is ready; `farewell` tells the reader why."""
@@ -141,7 +194,6 @@ class Stream:
             async for frame in self._frames:
                 self._put(frame.sse)
                 while len(self._ready) > READY_BYTES_MAX:
-                    self._sent.clear()
                     await self._sent.wait()
         except SaysoError as error:
             log.warning("stream ended early", extra={"cause": type(error).__name__})
@@ -172,10 +224,9 @@ class Stream:
         ended = False
         while not ended:
             await self._changed.wait()
-            self._changed.clear()
             ended, batch = self._ended, bytes(self._ready)
             self._ready.clear()
-            self._sent.set()
+            self._sent.give()
             try:
                 await send({"type": "http.response.body", "body": batch, "more_body": not ended})
             except OSError:  # how some servers say that the reader has left
@@ -184,7 +235,7 @@ class Stream:
 
     def _put(self, data: bytes) -> None:
         self._ready += data
-        self._changed.set()
+        self._changed.give()
 
 
 @dataclass(frozen=True, slots=True)

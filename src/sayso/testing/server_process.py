@@ -61,6 +61,12 @@ class ServerProcess:
             )
         self.url = self._bound(self._process)
 
+    @property
+    def pid(self) -> int:
+        """The id of its process, while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def _bound(self, process: subprocess.Popen[bytes]) -> str:
         assert process.stdout is not None
         said, deadline = b"", time.monotonic() + self._patience_s
