@@ -29,7 +29,7 @@ from sayso.core.rows import (
     ToolUnknownBody,
     TurnEndBody,
 )
-from sayso.demo.local import START_MS, in_memory, local_stage
+from sayso.demo.local import START_MS, OpenStore, in_memory, local_stage
 from sayso.demo.scenarios import offer
 from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
@@ -90,9 +90,9 @@ class Place:
 
 
 @pytest.fixture
-async def place() -> AsyncIterator[Place]:
+async def place(open_store: OpenStore) -> AsyncIterator[Place]:
     clock = VirtualClock(START_MS)
-    async with in_memory(clock.now_ms) as store:
+    async with open_store(clock.now_ms) as store:
         yield Place(store, clock)
 
 
@@ -146,6 +146,48 @@ async def test_a_keyed_operation_is_sent_again_under_its_key(place: Place) -> No
 
     assert sent == [f"{place.session}:T1.1.1"] * 2 + [f"{place.session}:T2.1.1"]
     assert [result.outcome for result in await place.results()] == [Outcome.OK, Outcome.OK]
+
+
+@pytest.mark.rule("X61", "D5")
+async def test_a_call_that_had_its_answer_keeps_it_when_its_sibling_dies_with_the_process(place: Place) -> None:
+    """Of two calls of one reply one was answered: after the restart it isn't made again, and the model sees both."""
+    begun, gate, sent = asyncio.Event(), asyncio.Event(), list[str]()
+
+    def both(request: ModelRequest) -> Finished:
+        first = request.messages[-1].role is MessageRole.USER
+        return calls(call("pay"), call("act")) if first else say("All right.")
+
+    model = ScriptedModel(both)
+    agent = Agent("fault", model, "Do it.")
+
+    @agent.tool(effect="pay", keyed=False)
+    async def pay(call: Call) -> str:
+        sent.append("pay")
+        return "paid 12"
+
+    @agent.tool(effect="send", keyed=False)
+    async def act(call: Call) -> str:
+        sent.append("act")
+        begun.set()
+        await gate.wait()
+        return "done"
+
+    async with place.process(agent) as app:
+        await app.commands.post(ALICE, place.session, "go")
+        await begun.wait()
+        while not await place.results():  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0)
+    async with place.process(agent) as app:
+        await place.rest(app)
+
+    assert sent == ["pay", "act"]
+    assert [(result.tool, result.outcome) for result in await place.results()] == [
+        ("pay", Outcome.OK),
+        ("act", Outcome.UNKNOWN),
+    ]
+    asked = model.requests[-1].last
+    assert [m.tool for m in asked if m.role is MessageRole.RESULT] == ["pay", "act"]
+    assert any("paid 12" in m.text for m in asked)
 
 
 @pytest.mark.rule("A8")

@@ -308,7 +308,7 @@ async def test_a_session_that_was_deleted_is_not_shown_as_an_empty_one(desk: Des
     assert desk.feeds.listeners() == 0
 
 
-@pytest.mark.rule("X12", "X29", "K3")
+@pytest.mark.rule("X12", "X28", "X29", "K3")
 async def test_who_asks_for_a_history_that_is_being_read_shares_it_and_misses_nothing(desk: Desk) -> None:
     """The read began before the row was there; both get the row, from one load."""
     await desk.write(notice("one"))

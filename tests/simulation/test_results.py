@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from sayso.core.inputs import Input, InputKind
 from sayso.core.labels import RUNTIME, Part
 from sayso.core.operation import EffectState, OperationState
 from sayso.core.origin import Principal
-from sayso.core.rows import Kind, NoticeBody, Outcome, ToolResultBody, encode_body
+from sayso.core.rows import Kind, NoticeBody, Outcome, ToolResultBody, ToolSentBody, encode_body
 from sayso.demo.local import OpenStore
 from sayso.journal.feed import Listener
 from sayso.journal.frames import Frame
@@ -69,6 +70,29 @@ def text(body: ToolResultBody) -> str:
 
 
 # --- shown at once, then accepted ------------------------------------------------
+
+
+@pytest.mark.rule("X22")
+async def test_who_comes_while_a_tool_runs_is_shown_that_it_runs(open_store: OpenStore) -> None:
+    """Neither waiting for an answer nor done: its call and its sending are rows, and a result is not."""
+    async with room(open_store) as here:
+        here.hold.append(asyncio.Event())
+        await here.post("alice", "use note: milk")
+        await until(lambda: here.bodies(ToolSentBody))
+        tab: list[Frame] = []
+        async with aclosing(await here.app.commands.follow(caller("alice"), here.session)) as coming:
+            async for frame in coming:
+                tab.append(frame)
+                if frame.event == "caught_up":
+                    break
+
+        [called] = told(tab, "model.called")
+        [sent] = told(tab, "tool.sent")
+        assert [(each["call"], each["verdict"]) for each in called["body"]["calls"]] == [("T1.1.1", "run")]
+        assert sent["body"]["call"] == "T1.1.1"
+        assert told(tab, "tool.result") == told(tab, "turn.ask") == []
+        here.hold.pop().set()
+        await here.rest()
 
 
 def a_printer(agent: Agent) -> None:

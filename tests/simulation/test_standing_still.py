@@ -346,7 +346,7 @@ def _other(body: Body) -> Body:
     return replace(body, parts=(replace(body.parts[0], text="Something else."),))
 
 
-@pytest.mark.rule("H40", "K7")
+@pytest.mark.rule("H40", "K7", "X5")
 @pytest.mark.parametrize("keep", Keep)
 async def test_a_conflict_stands_still_until_an_operator_chooses_and_the_choice_is_a_row(
     open_store: OpenStore, keep: Keep

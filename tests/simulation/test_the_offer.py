@@ -219,7 +219,7 @@ async def test_a_no_with_its_reason_reaches_the_model_and_nothing_runs(asked: Lo
     assert "Too late for the children" in [message.text for message in asked.last_request.last]
 
 
-@pytest.mark.rule("B9", "K12", "K13")
+@pytest.mark.rule("B9", "K12", "K13", "X9")
 async def test_a_question_expires_and_a_late_yes_runs_nothing_and_says_so(asked: LocalStage) -> None:
     question = await only(asked)
     before = await asked.books()
@@ -227,6 +227,7 @@ async def test_a_question_expires_and_a_late_yes_runs_nothing_and_says_so(asked:
     assert await asked.questions() == []
     [expired] = await bodies(asked, ConsentExpiredBody)
     assert expired.consent == "A1"
+    assert await bodies(asked, ConsentDeclinedBody) == [], "nobody said no"
 
     await asked.answer("alice", question, yes=True)
 

@@ -18,7 +18,7 @@ from sayso.core.attachment import Attachment
 from sayso.core.inputs import InputKind
 from sayso.core.labels import OUTSIDER, RUNTIME, Label, Part, join
 from sayso.core.operation import EffectState
-from sayso.core.origin import PrincipalKind
+from sayso.core.origin import Principal, PrincipalKind
 from sayso.core.record import described
 from sayso.core.rows import (
     Called,
@@ -107,6 +107,8 @@ class Context:
     #: texts in view, newest last, in which a question looks for where a value came from (K31)
     parts: deque[Part] = field(default_factory=lambda: deque(maxlen=64))
     label: Label = field(default_factory=lambda: join(()))
+    #: whose words a person's last ones were; None while nobody spoke
+    _speaker: Principal | None = None
     _open: set[str] = field(default_factory=set)
     _held: list[Message] = field(default_factory=list)
     #: calls that the runtime fixed, whose results are shown as data
@@ -173,6 +175,8 @@ class Context:
             case ConsentDeclinedBody(consent=consent, parts=parts) as body:
                 hers = body.by.startswith(f"{PrincipalKind.USER}:")
                 said = [self._person(row, part) if hers else self._data(row, part) for part in parts]
+                if hers and parts:
+                    self._speaker = Principal.parse(body.by)
                 return [self._told(row, f"{body.by} said no to {consent}. Nothing of it was run."), *said]
             case ConsentExpiredBody(consent=consent):
                 return [self._told(row, f"{consent} expired unanswered. Nothing of it was run.")]
@@ -188,9 +192,19 @@ class Context:
         received = body.input
         mine = received.principal.kind is PrincipalKind.USER and received.kind is InputKind.MESSAGE
         said = [self._person(row, part) if mine else self._data(row, part) for part in received.parts]
+        if mine:
+            said = [*self._speaks(row, received.principal), *said]
         files = [(_file(a, str(received.principal), received.verified), a) for a in received.attachments]
         self.parts.extend([*received.parts, *(part for part, _ in files)])
         return [*said, *(self._data(row, part, attachments=(attached,)) for part, attached in files)]
+
+    def _speaks(self, row: Row, who: Principal) -> list[Message]:
+        """Return what is told where another person speaks than before: all of them have the user's role, and what a
+        text says of its own sender is worth nothing."""
+        before, self._speaker = self._speaker, who
+        if before in (None, who):
+            return []
+        return [self._told(row, f"The next message is {who}'s. The last one was {before}'s.")]
 
     def _person(self, row: Row, part: Part) -> Message:
         return Message(MessageRole.USER, part.text, part.label, row.seq, source=part.source)
