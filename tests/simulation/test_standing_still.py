@@ -4,9 +4,11 @@ less than was accepted, and once it is known what is stored the session goes on 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -27,19 +29,21 @@ from sayso.core.rows import (
     Row,
     ToolResultBody,
 )
-from sayso.core.session import Token
+from sayso.core.session import Position, Token
+from sayso.core.view import public
 from sayso.demo.local import START_MS, LocalStage, OpenStore, local_stage
 from sayso.demo.scenarios import offer
 from sayso.journal.append import Journal, JournalState, JournalStatus, Ticket
 from sayso.journal.feed import Feeds
 from sayso.journal.follow import capture
-from sayso.journal.frames import Status
+from sayso.journal.frames import Frame, Status
 from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.storage.store import Entry, Store
 from sayso.testing.clock import VirtualClock
 from sayso.testing.scripted import ScriptedModel
 from sayso.testing.stores import GatedStore, Point
+from sayso.testing.view import View
 
 ALICE = Caller(Principal.parse("user:alice"), "api token")
 OPS = Caller(Principal.parse("operator:ops"), "api token")
@@ -83,7 +87,7 @@ class Place:
         return await self.store.inside.rows(self.stage.session)
 
     async def queued(self) -> int:
-        return len(await self.store.inbox(self.stage.session, after=0, limit=10))
+        return len(await self.store.inside.inbox(self.stage.session, after=0, limit=10))
 
 
 @asynccontextmanager
@@ -337,6 +341,32 @@ async def test_the_steps_of_a_yes_wait_for_the_store_and_go_stale_with_it(place:
     assert any("too old" in result.parts[0].text for result in results)
 
 
+# --- a store that can't be read -------------------------------------------------
+
+
+@pytest.mark.rule("H34", "K6")
+async def test_readers_are_told_where_the_owner_cannot_look_at_its_inbox_and_it_goes_on_by_itself(place: Place) -> None:
+    """Nothing is pending: all that was accepted is stored. What waits in the inbox is not lost."""
+    listener, _ = place.stage.app.feeds.listen(place.stage.session)
+    place.store.refuse_looks()
+    await place.post("Hello")
+    await place.until(JournalState.RETRYING)
+
+    status = await place.stage.app.commands.status(ALICE, place.stage.session)
+    assert (status.state, status.pending, status.attempts) == (JournalState.RETRYING, 0, 1)
+    assert status.next_retry_at_ms is not None
+    await place.mended()
+
+    told = [listener.queue.get_nowait() for _ in range(listener.queue.qsize())]
+    assert [(each.state, each.pending) for each in told if isinstance(each, Status)] == [
+        ("retrying", 0),
+        ("healthy", 0),
+    ]
+    rows = await place.stored()
+    whole(rows)
+    assert [row.kind for row in rows][-1] == Kind.TURN_END
+
+
 # --- a conflict ------------------------------------------------------------------
 
 
@@ -344,6 +374,19 @@ def _other(body: Body) -> Body:
     if not isinstance(body, ModelSaidBody):
         return body
     return replace(body, parts=(replace(body.parts[0], text="Something else."),))
+
+
+async def in_dispute(place: Place) -> None:
+    """Let the reply to a hello find another one in its place."""
+
+    async def other_first(rows: Sequence[Row]) -> None:
+        nonce = rows[0].commit_key.partition(".")[0]
+        other = [replace(row, body=_other(row.body)) for row in rows]
+        await place.store.inside.write(Token(place.stage.session, rows[0].epoch, nonce), other)
+
+    place.store.on(Point.WRITE, other_first, of=[Kind.MODEL_SAID], times=1)
+    await place.post("Hello")
+    await place.until(JournalState.CONFLICT)
 
 
 @pytest.mark.rule("H40", "K7", "X5")
@@ -354,15 +397,7 @@ async def test_a_conflict_stands_still_until_an_operator_chooses_and_the_choice_
     """The store holds another reply under our number (here: written under our own right, as a broken tool might)."""
     async with placed(open_store) as place:
         commands, session = place.stage.app.commands, place.stage.session
-
-        async def other_first(rows: Sequence[Row]) -> None:
-            nonce = rows[0].commit_key.partition(".")[0]
-            other = [replace(row, body=_other(row.body)) for row in rows]
-            await place.store.inside.write(Token(session, rows[0].epoch, nonce), other)
-
-        place.store.on(Point.WRITE, other_first, of=[Kind.MODEL_SAID], times=1)
-        await place.post("Hello")
-        await place.until(JournalState.CONFLICT)
+        await in_dispute(place)
 
         shown = await place.shown()
         [(first, ours)] = [(row.seq, row.body) for row in shown if isinstance(row.body, ModelSaidBody)]
@@ -388,6 +423,54 @@ async def test_a_conflict_stands_still_until_an_operator_chooses_and_the_choice_
         assert await place.shown() == rows
         with pytest.raises(NotFound):
             await commands.settle_dispute(OPS, session, keep)
+
+
+@pytest.mark.rule("K1", "K7")
+@pytest.mark.parametrize("when", ["pending when it comes back", "accepted while it listens"])
+async def test_a_reader_who_was_shown_what_is_passed_over_drops_it_before_it_is_shown_the_choice(
+    open_store: OpenStore, when: str
+) -> None:
+    """The choice is no stored row yet, so the store alone can't say that what the reader has does not stand."""
+    async with placed(open_store) as place:
+        commands, session = place.stage.app.commands, place.stage.session
+        await in_dispute(place)
+        shown = await place.shown()
+        cursor, [ours] = shown[-1].position, [row for row in shown if isinstance(row.body, ModelSaidBody)]
+        named: dict[str, dict[str, Any]] = {}
+        view = View(named=named)
+        view.load({"rows": [public(row, session) for row in shown], "token": str(cursor)})
+
+        async def comes_back() -> AsyncGenerator[Frame, None]:
+            assert view.cursor is not None
+            return await commands.follow(ALICE, session, after=Position.parse(view.cursor))
+
+        async def reads(frames: AsyncGenerator[Frame, None], until: str) -> None:
+            async with asyncio.timeout(10):
+                async for frame in frames:
+                    view.apply(frame)
+                    if frame.event == until:
+                        return
+
+        named.clear()  # another wrote under our own right, so that one position names two rows here
+        look = place.store.hold(Point.LOOK)
+        await commands.settle_dispute(OPS, session, Keep.STORED)
+        await look.reached()
+        if when == "pending when it comes back":
+            place.store.refuse_writes()
+            look.open()
+            await place.until(JournalState.RETRYING)
+        else:
+            frames = await comes_back()
+            await reads(frames, "caught_up")
+            look.open()
+            await reads(frames, "farewell")
+        await reads(await comes_back(), "caught_up")
+        place.store.mend()
+        await place.mended()
+
+        assert view.rows == [json.loads(json.dumps(public(row, session))) for row in (await place.stored())]
+        assert ours.seq in [row.seq for row in await place.stored()]
+        assert public(ours, session) not in view.rows
 
 
 # --- a caller who leaves ------------------------------------------------------------

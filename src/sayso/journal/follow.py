@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from sayso.core.errors import NotFound, StaleToken, StoreUnavailable
-from sayso.core.rows import Row
+from sayso.core.rows import ConflictSettledBody, Row
 from sayso.core.session import START, Position
 from sayso.journal.feed import Captured, Feed, Feeds, Joined, Watch
 from sayso.journal.frames import Frame, Published, caught_up, farewell, resume, resync, truncated
@@ -42,16 +42,23 @@ async def follow(
         return
     reader = _Reader(store, feeds, session, token or after or START, joined)
     try:
-        async for frame in reader.past():
-            yield frame
-        yield caught_up(reader.seen)
-        for event in joined.standing:
-            yield event.frame
-        async for frame in reader.present():
-            yield frame
+        try:
+            async for frame in reader.past():
+                yield frame
+            yield caught_up(reader.seen)
+            for event in joined.standing:
+                yield event.frame
+            async for frame in reader.present():
+                yield frame
+        except _PassedOver:
+            joined.listener.close("moved")
         yield farewell(joined.listener.farewell)
     finally:
         feeds.leave(session, joined.listener)
+
+
+class _PassedOver(Exception):
+    """An operator's choice comes that passes over what the reader has kept: it is to come back, and drop that."""
 
 
 async def _join(store: Store, feeds: Feeds, session: str, *, after: Position | None, token: Position | None) -> Joined:
@@ -67,18 +74,20 @@ class _Reader:
         self._store, self._feeds, self._session, self._cursor, self._joined = store, feeds, session, cursor, joined
         #: number of the last row that the reader has, or was told to read elsewhere
         self.seen = 0
+        #: number of the last row that it keeps of those it came with
+        self._kept = 0
 
     async def past(self) -> AsyncGenerator[Frame, None]:
         """Yield `resume`, and what the reader misses of what was accepted before it was registered."""
         missing = self._joined.missing
-        if missing is None:
+        if missing is None or _stands(self._cursor.seq, [one.row for one in missing]) < self._cursor.seq:
             async for frame in self._stored():
                 yield frame
             for row in self._joined.pending:
                 if row.seq > self.seen:
                     yield self._row(row)
             return
-        self.seen = self._cursor.seq
+        self.seen = self._kept = self._cursor.seq
         yield resume(self.seen)
         for published in missing:
             yield self._next(published)
@@ -98,7 +107,7 @@ class _Reader:
     async def _stored(self) -> AsyncGenerator[Frame, None]:
         keep, page = await self._where()
         yield resume(keep)
-        self.seen = keep
+        self.seen = self._kept = keep
         skipped_to = await self._skipped_to(keep, page)
         if skipped_to > keep:
             yield truncated(keep, skipped_to + 1)
@@ -118,6 +127,7 @@ class _Reader:
         session or of a store that was set back, must not hide the rows that come under those numbers.
         """
         keep = await self._store.keep(self._session, self._cursor) if self._cursor.seq else 0
+        keep = _stands(keep, self._joined.pending)
         page = await self._store.rows(self._session, after=max(keep - 1, 0), limit=PAGE_ROWS + 1)
         if keep and page:
             return keep, page[1:]
@@ -159,8 +169,17 @@ class _Reader:
     def _next(self, published: Published) -> Frame:
         if published.row.seq != self.seen + 1:
             raise StoreUnavailable(f"session {self._session}: rows after {self.seen} can't be read now")
+        if _stands(self._kept, [published.row]) < self._kept:
+            raise _PassedOver
         self.seen = published.row.seq
         return published.frame
+
+
+def _stands(seq: int, coming: Sequence[Row]) -> int:
+    """Return how many of the first `seq` rows a reader keeps who was shown them, where these rows are to come: from a
+    choice on that it has not seen, what it shows may be what was passed over (K7)."""
+    chosen = [row.body.from_seq - 1 for row in coming if row.seq > seq and isinstance(row.body, ConflictSettledBody)]
+    return min([seq, *chosen])
 
 
 async def capture(store: Store, feeds: Feeds, session: str, *, limit: int, before: int | None = None) -> Captured:

@@ -296,15 +296,12 @@ class MemoryStore:
 
     async def keep(self, session: str, position: Position) -> int:
         record = await self.session(session)
-        if record is not None and record.epoch == position.epoch:
-            return position.seq
-        before = [row.seq for row in self._rows_of(session) if row.seq <= position.seq and row.epoch <= position.epoch]
-        chosen = [
-            row.body.from_seq - 1
-            for row in self._rows_of(session)
-            if row.seq > position.seq and isinstance(row.body, ConflictSettledBody)
-        ]
-        return min([max(before, default=0), *chosen])
+        rows = self._rows_of(session)
+        kept = position.seq
+        if record is None or record.epoch != position.epoch:
+            kept = max((row.seq for row in rows if row.seq <= kept and row.epoch <= position.epoch), default=0)
+        unseen = [row.body for row in rows if row.seq > position.seq]
+        return min([kept, *(body.from_seq - 1 for body in unseen if isinstance(body, ConflictSettledBody))])
 
     async def standings(
         self, session: str, *, states: Sequence[ConsentState] | None = None, due: bool = False

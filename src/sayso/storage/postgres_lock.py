@@ -58,7 +58,8 @@ class Lock:
         """Hold nothing yet. `on_look` is awaited with the connection every `LOOK_S`; it asks the server something.
         `on_retaken` is awaited when the lock was away and is ours again, until it has succeeded once."""
         self._target, self._schema, self._on_look, self._on_retaken = target, schema, on_look, on_retaken
-        self._owed = False
+        #: the lock was lost, and is not ours again; then it is, and what that brings with it is still to be done
+        self._lost = self._owed = False
         self._key = advisory_key("owner", schema)
         #: of the lock, for a transaction's length, that claims share and a registration has alone
         self.claims_key = advisory_key("claims", schema)
@@ -104,10 +105,12 @@ class Lock:
         """
         async with self._taking:
             if not await self._looked():
-                log.warning("lock lost", extra={"schema": self._schema})
+                if not self._lost:
+                    log.warning("lock lost", extra={"schema": self._schema})
+                self._lost = True
                 await self._take(0)
                 log.info("lock taken again", extra={"schema": self._schema})
-                self._owed = True
+                self._lost, self._owed = False, True
             if self._owed:
                 await self._on_retaken()
                 self._owed = False
@@ -125,18 +128,20 @@ class Lock:
             await self._connection.close()
 
     async def _keep(self) -> None:
-        refused = False
+        said = ""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.retake()
-                refused = False
+                said = ""
             except StoreLocked as error:
-                if not refused:
+                if said != "locked":
                     log.error("the store was taken over by another process", extra={"cause": str(error)})
-                refused = True
+                said = "locked"
             except (StoreUnavailable, CommitUnknown, LockLost) as error:
-                log.warning("lock not taken again", extra={"cause": str(error)})
+                if said != "unavailable":
+                    log.warning("lock not taken again", extra={"cause": str(error)})
+                said = "unavailable"
             except Exception:
                 log.exception("lock not looked after")
 

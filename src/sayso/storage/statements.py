@@ -455,13 +455,13 @@ def last_rows(session: str, limit: int, before: int | None) -> Body[list[Row]]:
 def keep(session: str, position: Position) -> Body[int]:
     """Read how far a reader at `position` may keep what it shows (K1)."""
     current = yield Sql("select epoch from session where id = ?", (session,))
-    if current == [(position.epoch,)]:
-        return position.seq
-    stored = yield Sql(
-        "select seq from journal where session = ? and seq <= ? and epoch <= ? order by seq desc limit 1",
-        (session, position.seq, position.epoch),
-    )
-    kept = int(stored[0][0]) if stored else 0
+    kept = position.seq
+    if current != [(position.epoch,)]:
+        stored = yield Sql(
+            "select seq from journal where session = ? and seq <= ? and epoch <= ? order by seq desc limit 1",
+            (session, position.seq, position.epoch),
+        )
+        kept = int(stored[0][0]) if stored else 0
     # a choice that this reader has not seen: what it shows from there on may be what was passed over
     chosen = yield Sql(
         "select version, body from journal where session = ? and seq > ? and kind = 'conflict.settled'",

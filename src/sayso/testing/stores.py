@@ -13,7 +13,7 @@ from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.errors import CommitUnknown, StoreUnavailable
 from sayso.core.rows import Kind, Row
 from sayso.core.session import Position, Token
-from sayso.storage.store import Entry, Put, Store, WriteOutcome
+from sayso.storage.store import Entry, InboxRow, Put, Store, WriteOutcome
 
 T = TypeVar("T")
 
@@ -68,6 +68,8 @@ class Point(StrEnum):
     ACKNOWLEDGE = "acknowledge"
     #: an input is on its way in, and not stored yet
     PUT = "put"
+    #: an owner looks at its inbox, and has read nothing yet
+    LOOK = "look"
     #: a history was asked for, and nothing is read yet
     LOAD = "load"
     #: a history was read, and its reader has it not
@@ -137,8 +139,8 @@ class GatedStore(StoreAround):
     # what a test asks for
 
     def on(self, point: Point, hook: Hook, *, of: Collection[Kind] = (), times: int | None = None) -> None:
-        """Call `hook` with the rows of a write (none for a load or an input) at a point: before a write, before its
-        acknowledgement, before an input, before and after a load. It may wait, or raise what the caller is to see."""
+        """Call `hook` at a point, with the rows of a write there (none at the other points). It may wait, or raise what
+        the caller is to see."""
         self._hooks.placed[point].append(_Placed(hook, of, times))
 
     def hold(self, point: Point, *, of: Collection[Kind] = ()) -> Gate:
@@ -167,6 +169,10 @@ class GatedStore(StoreAround):
         """Read nothing of a history, and say so."""
         self.on(Point.LOAD, _unavailable, times=times)
 
+    def refuse_looks(self, *, times: int | None = None) -> None:
+        """Read nothing of an inbox, and say so."""
+        self.on(Point.LOOK, _unavailable, times=times)
+
     def mend(self) -> None:
         """Behave as the store inside again; what is held stays held until its gate opens."""
         self._hooks = _Hooks()
@@ -184,6 +190,11 @@ class GatedStore(StoreAround):
         outcome = await self.inside.write(token, rows, blobs=blobs)
         await self._hooks.at(Point.ACKNOWLEDGE, rows)
         return outcome
+
+    async def inbox(self, session: str, *, after: int, limit: int) -> list[InboxRow]:
+        """See `Store`."""
+        await self._hooks.at(Point.LOOK)
+        return await self.inside.inbox(session, after=after, limit=limit)
 
     async def rows(
         self, session: str, *, after: int = 0, up_to: int | None = None, limit: int | None = None
