@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
+from urllib.parse import quote, urlencode
 
 import psycopg
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 
 class Wire:
@@ -27,9 +28,12 @@ class Wire:
     @property
     def url(self) -> str:
         """The database, through here."""
-        return make_conninfo(
-            self._url, host="127.0.0.1", hostaddr="", port=self._port, sslmode="disable", gssencmode="disable"
+        given = {key: value for key, value in conninfo_to_dict(self._url).items() if key not in ("host", "hostaddr")}
+        database, user = given.pop("dbname"), given.pop("user")
+        rest = urlencode(
+            {**given, "sslmode": "disable", "gssencmode": "disable"} | {"port": self._port}, quote_via=quote
         )
+        return f"postgresql://{user}@127.0.0.1/{database}?{rest}"
 
     async def up(self) -> None:
         """Listen; on the same port each time."""

@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -19,7 +20,7 @@ import httpx2
 from pydantic import ValidationError
 
 from sayso.adapters.functions import FunctionTools
-from sayso.adapters.logs import JsonFormatter
+from sayso.adapters.logs import JsonFormatter, LineFormatter
 from sayso.adapters.rescue import RescueFile
 from sayso.adapters.sources import FunctionSource
 from sayso.adapters.system import StoreClock, SystemClock, SystemIds
@@ -230,10 +231,7 @@ async def _announce(server: Server) -> None:
 
 def _set_up_logging(chosen: Settings) -> None:
     handler = logging.StreamHandler()
-    if chosen.log_json:
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.setFormatter(JsonFormatter() if chosen.log_json else LineFormatter())
     logging.basicConfig(level=chosen.log_level.upper(), handlers=[handler])
 
 
@@ -244,6 +242,8 @@ def _must_exist(path: Path) -> None:
 
 #: how the URL of a database on a server begins; anything else is the path of a SQLite file
 SERVER = ("postgresql://", "postgres://")
+#: another database's URL, or a server's name as libpq has it in keywords
+_NEITHER = re.compile(r"^[\w+.-]+://|(^|\s)(host|hostaddr|dbname|service)\s*=")
 
 
 def shown(database: str) -> str:
@@ -256,12 +256,14 @@ async def open_store(database: str, *, exclusive: bool, must_exist: bool = False
     """Open the store at a path or a URL for a block; `exclusive` is for who runs sessions.
 
     Raises:
-        Unusable: the driver for it is not installed, or there is no file where one must be.
+        Unusable: the driver for it is not installed, there is no file where one must be, or it names neither.
         StoreLocked, StoreUnavailable: it is another process's, or can't be used.
     """
     store: Store
     if database.startswith(SERVER):
         store = await _on_postgres(database, exclusive=exclusive)
+    elif _NEITHER.search(database):  # a file of that name would be made, and nobody would miss the database
+        raise Unusable("the database is a SQLite file, or a URL that begins with postgresql://")
     else:
         if must_exist:
             _must_exist(Path(database))

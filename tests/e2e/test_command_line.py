@@ -198,8 +198,10 @@ def test_every_command_takes_the_url_of_a_postgresql_database(on_postgres: str) 
         ("postgresql://root:hush-hush@127.0.0.1/test?hush=1", "URL can't be read"),
         ("postgresql://root:hush-hush@nowhere.invalid/test", "its host's name is not known"),
         ("postgresql:///test?password=hush-hush&host=/nowhere/at/all", "nothing listens on that socket"),
+        ("mysql://root:hush-hush@127.0.0.1/test", "a SQLite file, or a URL that begins with postgresql://"),
+        ("host=127.0.0.1 dbname=test password=hush-hush", "a SQLite file, or a URL that begins with postgresql://"),
     ],
-    ids=["nobody there", "no port", "two @", "unknown option", "no host", "no socket"],
+    ids=["nobody there", "no port", "two @", "unknown option", "no host", "no socket", "another's", "keywords"],
 )
 def test_a_database_that_is_not_there_is_said_without_its_password(url: str, said: str) -> None:
     command = [sys.executable, "-m", "sayso", "serve", "docs.examples.concierge_min:agent", "-d", url]

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,11 @@ from sayso.assembly import create_token, read_log
 from sayso.demo.http_stage import HttpStage, demo_environ
 from sayso.testing.server_process import ServerProcess
 from sayso.testing.world_server import WorldClient, start_world
+from tests import postgres
+from tests.wire import Wire
+
+#: how long the store is away
+DOWN_S = 30
 
 
 async def events(
@@ -77,33 +82,85 @@ def locked(database: Path) -> Iterator[None]:
         other.execute("rollback")
 
 
+@dataclass
+class Failing:
+    """A store, and how it goes away and comes back."""
+
+    database: Path | str
+    down: Callable[[], AbstractAsyncContextManager[None]]
+
+
+@pytest.fixture(params=["a locked file", "a database that is not reached"])
+async def failing(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Failing]:
+    if request.param == "a locked file":
+        file = tmp_path / "sayso.db"
+
+        @asynccontextmanager
+        async def held() -> AsyncIterator[None]:
+            with locked(file):
+                yield
+
+        yield Failing(file, held)
+        return
+
+    with postgres.schema() as url:
+        wire = Wire(url)
+        await wire.up()
+
+        @asynccontextmanager
+        async def unreached() -> AsyncIterator[None]:
+            await wire.down()
+            yield
+            await wire.up()
+
+        yield Failing(wire.url, unreached)
+        await wire.down()
+
+
 @pytest.mark.rule("H34", "K6")
-async def test_a_store_that_is_locked_for_a_while_in_mid_turn(tmp_path: Path) -> None:
-    database = tmp_path / "sayso.db"
-    token = await create_token(str(database), "user:alice", label="test", days=1)
-    with (
-        start_world() as world_url,
-        ServerProcess("sayso.demo.concierge:agent", database=database, environ=demo_environ(world_url)) as server,
-    ):
+async def test_a_store_that_is_down_for_thirty_seconds_in_mid_turn(failing: Failing, tmp_path: Path) -> None:
+    """Readers are told; what was acknowledged before is all there afterwards; the turn goes on by itself."""
+    database = str(failing.database)
+    token = await create_token(database, "user:alice", label="test", days=1)
+    alices = {"Authorization": f"Bearer {token}"}
+    with start_world() as world_url:
+        environ = demo_environ(world_url)
+        target, log = "sayso.demo.concierge:agent", tmp_path / "log"
+        server = ServerProcess(target, database=database, log=log, environ=environ)
+        await asyncio.to_thread(server.start)
         async with mid_turn(server, world_url, token, until="turn.end") as turn:
-            with locked(database):
+            await turn.stage.post("alice", "And a word to the group, please")
+            async with failing.down():
                 await turn.world.restaurant.release()
-                refused = await turn.http.post(
-                    "/v1/hooks/restaurant", content=b"{}", headers={"webhook-id": "x", "webhook-timestamp": "1"}
-                )
+                refused = [
+                    await turn.http.post(
+                        "/v1/hooks/restaurant", content=b"{}", headers={"webhook-id": "x", "webhook-timestamp": "1"}
+                    ),
+                    await turn.http.post(
+                        f"/v1/sessions/{turn.stage.session}/inputs",
+                        json={"text": "Is anybody there?"},
+                        headers=alices,
+                    ),
+                ]
                 await turn.until_told()
-            async with asyncio.timeout(60):
+                ended, _ = await asyncio.wait((turn.following,), timeout=DOWN_S)
+            async with asyncio.timeout(90):
                 await turn.following
             await turn.stage.rest()
             books = await turn.stage.books()
+            history = await turn.http.get(f"/v1/sessions/{turn.stage.session}/history", headers=alices)
+        await asyncio.to_thread(server.stop)
 
-    assert refused.status_code == 503  # its note can't be stored either, so the sender is told to try again
-    assert "retry-after" in refused.headers
+    assert not ended, "it can't end before the store is back"
+    # the note of a refused hook can't be stored either, so the sender is told to try again
+    assert [answer.status_code for answer in refused] == [503, 503]
+    assert all("retry-after" in answer.headers for answer in refused)
     assert sorted(books["tables"]) == ["R1"]
     states = [json.loads(data)["state"] for name, data in turn.seen if name == "status"]
-    assert states == ["retrying", "healthy"]
-    kinds = [name for name, _ in turn.seen if name not in ("status", "delta")]
-    assert kinds[-1] == "turn.end"
+    assert (states[0], states[-1]) == ("retrying", "healthy")
+    assert turn.seen[-1][0] == "turn.end"
+    said = [row["body"]["parts"][0]["text"] for row in history.json()["rows"] if row["kind"] == "input"]
+    assert said == ["Book Friday at seven for four", "And a word to the group, please"]
     assert "Traceback" not in server.said()
 
 

@@ -124,6 +124,8 @@ class Journal:
         self._writing = False
         self._writer: asyncio.Task[None] | None = None
         self._failure: _Failure | None = None
+        #: since its owner can't read what it needs to go on; nothing need be pending
+        self._unread: _Failure | None = None
         self._over: SaysoError | None = None
         #: set while nothing is unresolved, and for good once this journal is over
         self._settled = asyncio.Event()
@@ -133,7 +135,7 @@ class Journal:
     @property
     def status(self) -> JournalStatus:
         """How it stands now."""
-        pending, failure = len(self._feed.pending), self._failure
+        pending, failure = len(self._feed.pending), self._failure or self._unread
         if self._over is not None:
             return JournalStatus(_state_after(self._over), pending)
         if failure is None:
@@ -225,6 +227,23 @@ class Journal:
         await self._write_pending()
         return True
 
+    def unread(self, error: SaysoError, *, wait_ms: int) -> None:
+        """The owner can't read what it needs to go on, and tries again after that time: readers are told, as they are
+        when a write gets no answer. `was_read` ends it."""
+        now_ms, before = self._store.now_ms(), self._unread
+        attempts, first_at_ms = (1, now_ms) if before is None else (before.attempts + 1, before.first_at_ms)
+        told = Unresolved(self.token.session, self.head + 1)
+        self._unread = _Failure(told, attempts, first_at_ms, now_ms, now_ms + wait_ms)
+        self._tell()
+        extra = {"session": self.token.session, "attempt": attempts, "wait_ms": wait_ms}
+        log.warning("inbox not read", extra={**extra, "cause": str(error)})
+
+    def was_read(self) -> None:
+        """The owner has read what it needed."""
+        if self._unread is not None:
+            self._unread = None
+            self._tell_if_well()
+
     async def settled(self) -> None:
         """Return once nothing is unresolved.
 
@@ -295,7 +314,7 @@ class Journal:
         if self._over is None:
             self._failure = None
             self._settled.set()
-            self._feed.tell(None)
+            self._tell_if_well()
 
     def _failed(self, error: SaysoError) -> None:
         """A write got no answer: whoever waits is told, what was accepted stays, and the next try has its time."""
@@ -315,6 +334,10 @@ class Journal:
         self._tell()
         extra = {"session": self.token.session, "seq": seq, "attempt": attempts, "wait_ms": wait_ms}
         log.warning("rows not stored yet", extra={**extra, "cause": str(error)})
+
+    def _tell_if_well(self) -> None:
+        if self._over is None and self._failure is None and self._unread is None:
+            self._feed.tell(None)
 
     def _tell(self) -> None:
         status = self.status

@@ -147,6 +147,7 @@ class Driver:
             around.limits,
             tail=claimed.record.inbox_tail,
             sleep=lambda ms: around.clock.sleep_until(around.clock.now_ms() + ms),
+            journal=journal,
         )
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         self._out: set[asyncio.Task[None]] = set()

@@ -6,7 +6,6 @@ looked at again by the next owner.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -39,13 +38,12 @@ from sayso.core.rows import (
     TurnStartBody,
     decode_arguments,
 )
+from sayso.journal.append import Journal
 from sayso.runtime.compose import already, by_runtime, instant
 from sayso.runtime.limits import Limits
 from sayso.runtime.loaded import Loaded
 from sayso.runtime.rules import Rules
 from sayso.storage.store import InboxRow, RefRow, Store
-
-log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,10 +56,20 @@ Sleep = Callable[[int], Coroutine[Any, Any, None]]
 class Inbox:
     """One session's inbox, as its owner reads it."""
 
-    def __init__(self, store: Store, loaded: Loaded, rules: Rules, limits: Limits, *, tail: int, sleep: Sleep) -> None:
+    def __init__(
+        self,
+        store: Store,
+        loaded: Loaded,
+        rules: Rules,
+        limits: Limits,
+        *,
+        tail: int,
+        sleep: Sleep,
+        journal: Journal,
+    ) -> None:
         """`tail` is the newest entry when the session was claimed: the first look sees all up to it that wait."""
         self._store, self._loaded, self._rules, self._limits = store, loaded, rules, limits
-        self._sleep = sleep
+        self._sleep, self._journal = sleep, journal
         self._tail = tail
         #: the last entry looked at, taken or not: what a release compares with (K22)
         self.looked_to = 0
@@ -73,13 +81,15 @@ class Inbox:
         attempt = 0
         while True:
             try:
-                return await read(*args, **kwargs)
+                found = await read(*args, **kwargs)
             except StoreUnavailable as error:
                 attempt += 1
                 wait_ms = delay_ms(attempt, chance=random.random())  # noqa: S311 - jitter, no secret
-                extra = {"session": self._loaded.id, "attempt": attempt, "wait_ms": wait_ms, "cause": str(error)}
-                log.warning("store not read", extra=extra)
+                self._journal.unread(error, wait_ms=wait_ms)
                 await self._sleep(wait_ms)
+            else:
+                self._journal.was_read()
+                return found
 
     async def look(self) -> list[InboxRow]:
         """Read what is new. Return the entries of the control lane, in order of arrival, to be settled now;

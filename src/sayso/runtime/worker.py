@@ -63,6 +63,8 @@ class Worker:
         self._deleting: set[str] = set()
         self._waiting_for_a_slot = 0
         self._stopping = False
+        #: what the store does not do just now: said once when it begins, and once when it is over
+        self._failing: set[str] = set()
         #: a claim, or a look at the timers, is on its way
         self._looking = {"claim": True, "timers": True}
         self._tasks: asyncio.TaskGroup
@@ -210,8 +212,9 @@ class Worker:
                     again_ms = PASSED_OVER_MS
                     continue
             except (Busy, OutcomeUnknown) as error:
-                log.warning("no session claimed", extra={"cause": str(error)})
+                self._fails("no session claimed", error)
                 continue
+            self._works("no session claimed", "sessions claimed again")
             self._looking["claim"] = False
 
     async def _claim(self, at_most: int) -> bool:
@@ -341,6 +344,16 @@ class Worker:
     async def _sleep(self, ms: int) -> None:
         await self._around.clock.sleep_until(self._around.clock.now_ms() + ms)
 
+    def _fails(self, phrase: str, error: Exception) -> None:
+        if phrase not in self._failing:
+            self._failing.add(phrase)
+            log.warning(phrase, extra={"cause": str(error)})
+
+    def _works(self, phrase: str, again: str) -> None:
+        if phrase in self._failing:
+            self._failing.discard(phrase)
+            log.info(again)
+
     # timers
 
     async def _fire_timers(self) -> None:
@@ -359,7 +372,9 @@ class Worker:
                     await self._around.store.forget()
                     forget_at_ms = self._around.clock.now_ms() + self._around.limits.forget_every_ms
             except (Busy, OutcomeUnknown) as error:
-                log.warning("timers not fired", extra={"cause": str(error)})
+                self._fails("timers not fired", error)
+            else:
+                self._works("timers not fired", "timers fired again")
             self._looking["timers"] = False
             look_at = self._around.clock.now_ms() + self._around.limits.timer_look_ms
             await self._around.clock.sleep_until(min(next_at_ms or look_at, look_at))
