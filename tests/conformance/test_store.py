@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from sayso.core.errors import IllegalChange
+from sayso.core.inputs import Keep
 from sayso.core.operation import OperationState, Ref
 from sayso.core.rows import (
     Called,
+    ConflictSettledBody,
     EffectGoneBody,
     Ending,
     ModelSaidBody,
@@ -268,6 +270,21 @@ async def test_keep_drops_what_a_lost_owner_published_and_never_stored(store: In
     assert await store.keep("s1", Position(claim.token.epoch + 1, 9)) == 5
     assert await store.keep("s1", Position(0, 0)) == 0
     assert await store.keep("nobody", Position(1, 1)) == 0
+
+
+@pytest.mark.rule("K1", "K7")
+async def test_keep_drops_what_a_choice_passed_over_until_the_reader_has_seen_the_choice(store: Inspected) -> None:
+    """Also of a reader whose rows beyond the choice were lost, so that the choice has a lower number than its cursor."""
+    lost = await owned(store, node="dead")
+    await store.write(lost, rows(lost, 0, SAID, SAID, SAID))
+    await store.register("n2")
+    [claim] = await store.claim("n2", at_most=1)
+    choice = ConflictSettledBody(1, "operator:ops", Keep.STORED, from_seq=2)
+    await store.write(claim.token, rows(claim.token, 3, choice))
+    before, now = lost.epoch, claim.token.epoch
+
+    kept = [await store.keep("s1", Position(*at)) for at in ((before, 1), (before, 3), (before, 9), (now, 3), (now, 4))]
+    assert kept == [1, 1, 1, 1, 4]
 
 
 # --- what rows change --------------------------------------------------------

@@ -300,7 +300,7 @@ class MemoryStore:
         kept = position.seq
         if record is None or record.epoch != position.epoch:
             kept = max((row.seq for row in rows if row.seq <= kept and row.epoch <= position.epoch), default=0)
-        unseen = [row.body for row in rows if row.seq > position.seq]
+        unseen = [row.body for row in rows if row.seq > kept]
         return min([kept, *(body.from_seq - 1 for body in unseen if isinstance(body, ConflictSettledBody))])
 
     async def standings(

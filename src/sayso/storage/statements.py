@@ -465,7 +465,7 @@ def keep(session: str, position: Position) -> Body[int]:
     # a choice that this reader has not seen: what it shows from there on may be what was passed over
     chosen = yield Sql(
         "select version, body from journal where session = ? and seq > ? and kind = 'conflict.settled'",
-        (session, position.seq),
+        (session, kept),
     )
     bodies = [decode_body("conflict.settled", version, body) for version, body in chosen]
     return min([kept, *(body.from_seq - 1 for body in bodies if isinstance(body, ConflictSettledBody))])
