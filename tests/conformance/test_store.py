@@ -274,7 +274,7 @@ async def test_keep_drops_what_a_lost_owner_published_and_never_stored(store: In
 
 @pytest.mark.rule("K1", "K7")
 async def test_keep_drops_what_a_choice_passed_over_until_the_reader_has_seen_the_choice(store: Inspected) -> None:
-    """Also of a reader whose rows beyond the choice were lost, so that the choice has a lower number than its cursor."""
+    """Also of a reader whose last rows were lost, so that the choice has a lower number than its cursor."""
     lost = await owned(store, node="dead")
     await store.write(lost, rows(lost, 0, SAID, SAID, SAID))
     await store.register("n2")
