@@ -453,7 +453,7 @@ def routes() -> str:
     unused: dict[str, Any] = {each.name: None for each in parts if each.default is each.empty}
     paths = create_app(**unused).openapi()["paths"]
     rows = [
-        (f"`{method.upper()} {path}`", operation["description"])
+        (f"`{method.upper()} {path}`", " ".join(operation["description"].split()))
         for path, item in paths.items()
         for method, operation in item.items()
     ]

@@ -320,6 +320,46 @@ async def test_where_others_are_refused_a_foreign_message_is_409_and_nothing_is_
         assert (await served.http.get(f"{session}/queue", headers=bobs)).json()["waiting"] == 0
 
 
+# --- how a turn is stopped -----------------------------------------------------
+
+
+@pytest.mark.rule("K24")
+async def test_a_turn_is_stopped_by_its_own_person_and_its_end_is_a_row(served: Whole) -> None:
+    session, hers, bobs = await served.shared()
+    _, strangers = await served.somebody()
+    async with answering(served, session, hers):
+        problem(await served.http.post(f"{session}/stop", headers=strangers), 404, "not-found")
+        refused = problem(await served.http.post(f"{session}/stop", headers=bobs), 409, "request-refused")
+        assert "'s to stop" in refused["detail"]
+        problem(await served.http.post(f"{session}/stop", json={"turn": "T9"}, headers=hers), 409, "request-refused")
+        keyed = {**hers, "Idempotency-Key": "k1"}
+        stopped = await served.http.post(f"{session}/stop", json={"turn": "T1"}, headers=keyed)
+        again = await served.http.post(f"{session}/stop", json={"turn": "T1"}, headers=keyed)
+
+        assert stopped.status_code == again.status_code == 200
+        assert again.json() == stopped.json()
+        assert stopped.json()["settled"]["kind"] == "turn.stop"
+        while (await served.http.get(session, headers=hers)).json()["turn"] is not None:
+            pass
+    history = (await served.http.get(f"{session}/history", headers=hers)).json()
+    [end] = [row for row in history["rows"] if row["kind"] == "turn.end"]
+    assert end["body"]["ending"] == "cancelled"
+    problem(await served.http.post(f"{session}/stop", headers=hers), 409, "request-refused")
+
+
+@pytest.mark.parametrize("body", [{"turn": ""}, {"turn": "T0"}, {"turn": 1}, {"turn": "T1\n"}, {"all": True}, []])
+async def test_which_turn_is_to_stop_is_named_as_turns_are(served: Whole, body: object) -> None:
+    session, hers, _ = await served.shared()
+
+    problem(await served.http.post(f"{session}/stop", json=body, headers=hers), 422, "invalid")
+
+
+async def test_a_viewer_stops_nothing(served: Whole) -> None:
+    session, _, viewers = await served.shared("viewer")
+
+    problem(await served.http.post(f"{session}/stop", headers=viewers), 403, "forbidden")
+
+
 # --- how a session ends --------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from sayso import Agent, Call, Heard, standard_webhook
 from sayso.assembly import App
+from sayso.core.consent import Standing
 from sayso.core.inputs import Answer, SettingsChange
 from sayso.core.origin import Principal
 from sayso.core.rows import InputBody, Row
@@ -112,6 +113,14 @@ class Room:
         answer = Answer(asked.consent.id, asked.consent.digest, yes=True)
         _, row = await self.app.commands.answer(caller(who), self.session, answer)
         await self.rest()
+        return row
+
+    async def yes_to(self, asked: Standing, *, wait: bool = True) -> Row | None:
+        """Let alice say yes to a question."""
+        answer = Answer(asked.consent.id, asked.consent.digest, yes=True)
+        _, row = await self.app.commands.answer(caller("alice"), self.session, answer)
+        if wait:
+            await self.rest()
         return row
 
     async def retract(self, who: str, n: int) -> Row | None:

@@ -22,7 +22,7 @@ import pytest
 from sayso.assembly import App
 from sayso.core.context import MessageRole
 from sayso.core.errors import CommitUnknown, NotFound, StoreUnavailable
-from sayso.core.inputs import Keep
+from sayso.core.inputs import Input, InputKind, Keep
 from sayso.core.origin import Principal
 from sayso.core.rows import ModelSaidBody, Row
 from sayso.core.session import Position, Token
@@ -33,7 +33,7 @@ from sayso.journal.append import JournalState
 from sayso.runtime.commands import Caller
 from sayso.runtime.ports import Finished, ModelRequest
 from sayso.storage.memory import MemoryStore
-from sayso.storage.store import Store
+from sayso.storage.store import Entry, Store
 from sayso.testing.clock import CountingIds, VirtualClock
 from sayso.testing.scripted import ScriptedModel, say
 from sayso.testing.stores import GatedStore, Point
@@ -135,6 +135,13 @@ class Story:
 
     async def time_passes(self) -> None:
         self.clock.advance(self.chance.choice((100, 1_000, 60_000, 11 * 60_000)))
+
+    async def stop(self) -> None:
+        """Stop what runs, if anything does; its sender does not wait for the row."""
+        received = Input(InputKind.STOP, ALICE.principal, ALICE.verified)
+        put = await self.kept.put(Entry(self.session, "stops", str(self.ids.event()), received, "", keep_ms=1))
+        assert put.n is not None
+        self.app.worker.hint(self.session)
 
     # what the store does
 
@@ -262,7 +269,16 @@ class Story:
         await self.start()
         self.session = (await self.app.commands.open_session(ALICE)).id
         often = [self.say, self.say, self.time_passes, self.connect_one, self.connect_one, self.capture, self.choose]
-        seldom = [self.refuse, self.lose, self.refuse_loads, self.refuse_looks, self.mend, self.dispute, self.crash]
+        seldom = [
+            self.refuse,
+            self.lose,
+            self.refuse_loads,
+            self.refuse_looks,
+            self.mend,
+            self.dispute,
+            self.crash,
+            self.stop,
+        ]
         acts: list[Callable[[], Coroutine[Any, Any, None]]] = [*often, *often, *seldom]
         acts += [self.lose_a_connection, self.doze, self.doze]
         for _ in range(ACTIONS):

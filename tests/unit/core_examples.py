@@ -49,11 +49,13 @@ from sayso.core.rows import (
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
+    ToolSettledBody,
     ToolUnknownBody,
     TurnAskBody,
     TurnEndBody,
     TurnStartBody,
     TurnStepsBody,
+    TurnStopBody,
 )
 from sayso.core.session import Others, Position, SessionRole
 
@@ -255,6 +257,8 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
         TurnStartBody(voiced, 8, continues="T1", consent="A1", about=(thing,), say_so_at_ms=9),
         TurnStepsBody("A1", (planned,)),
         TurnAskBody(consent(steps=(fixed,), about=(thing,))),
+        TurnStopBody(14, "user:alice", 950),
+        heard(InputKind.STOP, ALICE, stops="T1"),
         TurnEndBody(Ending.FAILED, text, 2),
         ModelCalledBody(1, (planned, planned), (part,)),
         ModelSaidBody(2, (part, part)),
@@ -267,6 +271,11 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
         ToolResultBody("T1.1.1", "search", Outcome.NOT_STARTED, (Part(text, "runtime", RUNTIME),)),
         ToolResultBody(
             *("T1.1.1", "pay", Outcome.FAILED, (part,)), effect=EffectState.PARTIAL, acting_principal="user:bob"
+        ),
+        ToolSettledBody(
+            *("T1.1.1", "T1.1.1", "pay", Outcome.FAILED, (part,), (thing,), (file("T1.1.1.f1", filename=text),)),
+            effect=EffectState.PARTIAL,
+            acting_principal="user:bob",
         ),
         ConsentApprovedBody("A1", 4, "user:alice", 600, "api token", (0, 1)),
         ConsentDeclinedBody("A1", 5, "user:alice", 700, (part,)),

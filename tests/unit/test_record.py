@@ -38,11 +38,13 @@ from sayso.core.rows import (
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
+    ToolSettledBody,
     ToolUnknownBody,
     TurnAskBody,
     TurnEndBody,
     TurnStartBody,
     TurnStepsBody,
+    TurnStopBody,
 )
 from sayso.core.session import Others, Position, SessionRole
 from sayso.core.text import is_hidden
@@ -112,6 +114,17 @@ SENTENCES: list[tuple[Body, str]] = [
         TurnAskBody(ASKED),
         "T2: A1 needs alice or role:operator's consent, "
         "asked because restaurant started this turn, not you: book ‹12›?",
+    ),
+    (TurnStopBody(14, "user:alice", 950), "T2 is stopped by user:alice: nothing more of it begins"),
+    (heard(InputKind.STOP, ALICE), "alice asks that the turn stops"),
+    (heard(InputKind.STOP, ALICE, stops="T2"), "alice asks that T2 stops"),
+    (
+        ToolSettledBody("T1.1.1", "T1.1.1", "book", Outcome.OK, (read("booked"),), (R1,)),
+        "book, operation T1.1.1, answered after all: ok, ‹booked›; made reservation R1",
+    ),
+    (
+        ToolSettledBody("T1.1.1", "T1.1.1", "pay", Outcome.FAILED, (), effect=EffectState.PARTIAL),
+        "pay, operation T1.1.1, answered after all: failed; effect: partial",
     ),
     (TurnEndBody(Ending.DONE), "T2 done"),
     (TurnEndBody(Ending.FAILED, "no answer from the model"), "T2 failed: no answer from the model"),
@@ -249,6 +262,7 @@ def test_somebodys_words_stand_between_marks_that_they_cannot_close(text: str) -
         NoticeBody((told(text),), 2),
         ModelSaidBody(1, (told(text),)),
         ToolResultBody("T2.1.1", "look", Outcome.OK, (read(text),)),
+        ToolSettledBody("T1.1.1", "T1.1.1", "book", Outcome.OK, (read(text),)),
         ConsentDeclinedBody("A1", 5, "user:alice", 700, (typed(text),)),
     ):
         line = sentence(row(body))
@@ -332,6 +346,10 @@ PRIVATE: list[Body] = [
     SessionChangedBody(12, "user:alice", "Friday", Others.QUEUE),
     InputSupersededBody(13, "the session was closed"),
     SessionClosedBody(14, "user:alice", 900),
+    TurnStopBody(15, "user:alice", 950),
+    ToolSettledBody(
+        *("T2.1.1", "T2.1.1", "pay", Outcome.OK, (read("paid"),), (R1,)), acting_principal=f"user:{SECRET}"
+    ),
 ]
 
 

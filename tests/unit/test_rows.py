@@ -46,11 +46,13 @@ from sayso.core.rows import (
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
+    ToolSettledBody,
     ToolUnknownBody,
     TurnAskBody,
     TurnEndBody,
     TurnStartBody,
     TurnStepsBody,
+    TurnStopBody,
     UnknownVersion,
     Update,
     changes,
@@ -196,6 +198,7 @@ WORDS: list[Body] = [
     ModelCalledBody(1, (call("book"),), (told("hello"),)),
     ModelSaidBody(1, (told("hello"),)),
     ToolResultBody("T1.1.1", "search", Outcome.OK, (told("hello"),)),
+    ToolSettledBody("T1.1.1", "T1.1.1", "book", Outcome.OK, (told("hello"),)),
     ConsentDeclinedBody("A1", 5, "user:alice", 700, (typed("hello"),)),
 ]
 
@@ -310,6 +313,7 @@ CHANGED: list[tuple[Body, list[str]]] = [
         TurnStartBody(origin(ALICE), 0, consent="A1"),
         ["session{} turn=T2 turn_seq=7 turn_principal=user:alice turns=2", "consent{consent=A1} due_seq=None"],
     ),
+    (TurnStopBody(14, "user:alice", 950), ["inbox{n=14} state=taken taken_seq=7 if queued"]),
     (TurnEndBody(Ending.DONE), ["session{} turn=None turn_seq=None turn_principal=None"]),
     (
         ModelCalledBody(1, (call("book", party=4, day="é"), call("tell"))),
@@ -348,6 +352,18 @@ CHANGED: list[tuple[Body, list[str]]] = [
     (
         ToolUnknownBody("T1.1.1", "T1.1.1", "book", "no answer"),
         ["operation{operation=T1.1.1} state=unknown if sent unknown"],
+    ),
+    (
+        ToolSettledBody("T1.1.1", "T1.1.1", "book", Outcome.OK, (), (R1,)),
+        [
+            "operation{operation=T1.1.1} state=answered if sent unknown",
+            "=ref source=restaurant kind=reservation value=R1 operation=T1.1.1 call=T1.1.1 state=live "
+            "reported_by=None seq=7",
+        ],
+    ),
+    (
+        ToolSettledBody("T1.1.1", "T1.1.1", "book", Outcome.FAILED, ()),
+        ["operation{operation=T1.1.1} state=failed if sent unknown"],
     ),
     (
         ToolResultBody("T1.1.1", "book", Outcome.OK, (), operation="T1.1.1", stored=True, made=(R1,)),
@@ -507,7 +523,7 @@ def test_an_input_is_taken_once() -> None:
     assert {row(body).kind for body in taking} == {
         *(Kind.INPUT, Kind.NOTICE, Kind.ANSWER_REFUSED, Kind.CONFLICT_SETTLED),
         *(Kind.REQUEST_REFUSED, Kind.PARTICIPANT_CHANGED, Kind.INPUT_RETRACTED, Kind.SESSION_CHANGED),
-        *(Kind.INPUT_SUPERSEDED, Kind.SESSION_CLOSED),
+        *(Kind.INPUT_SUPERSEDED, Kind.SESSION_CLOSED, Kind.TURN_STOP),
         *(Kind.CONSENT_APPROVED, Kind.CONSENT_DECLINED, Kind.CONSENT_EXPIRED),
     }
     assert all({*guards(body, Table.INBOX)} == {("queued",)} for body in taking)
@@ -586,6 +602,7 @@ def test_a_calls_arguments_read_back_from_its_side_table() -> None:
         (InputKind.RETRACT, Lane.CONTROL),
         (InputKind.SETTINGS, Lane.CONTROL),
         (InputKind.CLOSE, Lane.CONTROL),
+        (InputKind.STOP, Lane.CONTROL),
     ],
 )
 def test_answers_expiries_and_notices_overtake_the_queue(kind: InputKind, lane: Lane) -> None:

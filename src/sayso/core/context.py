@@ -33,6 +33,7 @@ from sayso.core.rows import (
     ParticipantChangedBody,
     Row,
     ToolResultBody,
+    ToolSettledBody,
     TurnEndBody,
     TurnStartBody,
     TurnStepsBody,
@@ -168,6 +169,8 @@ class Context:
                 return []
             case ToolResultBody() as body:
                 return [self._result(row, body)]
+            case ToolSettledBody() as body:
+                return self._settled(row, body)
             case TurnStartBody(continues=turn) as body if turn is not None:
                 return [self._told(row, f"This goes on from {turn}, whose question {body.consent} was answered.")]
             case TurnEndBody(ending=ending, reason=reason) if reason:
@@ -243,6 +246,15 @@ class Context:
             effect=body.effect,
             attachments=files,
         )
+
+    def _settled(self, row: Row, body: ToolSettledBody) -> list[Message]:
+        """What was given up as unknown answered: the model is told, as data; the call's one result stands as it was."""
+        files = tuple(_file(attached, f"tool:{body.tool}", "tool contract") for attached in body.attachments)
+        self.parts.extend((*body.parts, *files))
+        left = "" if body.told_effect is None else _LEFT[body.told_effect]
+        what = f"{body.tool}, call {body.call}, which was given up as unknown"
+        told = f"{what}, answered after all: {body.outcome}. {left}"
+        return [self._told(row, told.rstrip()), *(self._data(row, part) for part in (*body.parts, *files))]
 
 
 #: what the model is told of an effect, where the outcome does not say it

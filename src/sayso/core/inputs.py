@@ -59,6 +59,8 @@ class InputKind(StrEnum):
     SETTINGS = "settings"
     #: a person asks that the session ends
     CLOSE = "close"
+    #: a person asks that the running turn stops (K24)
+    STOP = "stop"
     #: a bare yes or no that fits no question, or several: the runtime asks which (K20)
     UNCLEAR = "unclear"
 
@@ -141,6 +143,8 @@ class Input:
     #: the place in the inbox of what its sender takes back
     retracts: int | None = None
     settings: SettingsChange | None = None
+    #: the turn that is to stop; None for the one that runs when this is looked at
+    stops: str | None = None
 
     @property
     def owner(self) -> Principal | None:
@@ -156,7 +160,7 @@ class Input:
                 return Lane.NORMAL
             case InputKind.NOTICE | InputKind.ANSWER | InputKind.EXPIRY | InputKind.CHOICE:
                 return Lane.CONTROL
-            case InputKind.PARTICIPANT | InputKind.RETRACT | InputKind.SETTINGS | InputKind.CLOSE:
+            case InputKind.PARTICIPANT | InputKind.RETRACT | InputKind.SETTINGS | InputKind.CLOSE | InputKind.STOP:
                 return Lane.CONTROL
 
 

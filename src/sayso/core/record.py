@@ -38,11 +38,13 @@ from sayso.core.rows import (
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
+    ToolSettledBody,
     ToolUnknownBody,
     TurnAskBody,
     TurnEndBody,
     TurnStartBody,
     TurnStepsBody,
+    TurnStopBody,
 )
 from sayso.core.session import Others
 from sayso.core.text import plain, quoted
@@ -98,6 +100,8 @@ def heard(received: Input, event_id: str) -> str:
             return f"{who} takes back input {received.retracts}"
         case InputKind.CLOSE:
             return f"{who} closes the session"
+        case InputKind.STOP:
+            return f"{who} asks that {plain(received.stops or 'the turn', chars_max=80)} stops"
         case InputKind.SETTINGS:
             assert received.settings is not None
             return f"{who} asks: {_settings(received.settings)}"
@@ -167,6 +171,8 @@ def sentence(row: Row) -> str:
             who = " or ".join(a.partition(":")[2] if a.startswith("user:") else a for a in consent.approvers)
             asks = consent.question.text.removeprefix(consent.id)
             return f"{row.turn}: {consent.id} needs {who}'s consent{asks if asks[:1] == ',' else ': ' + asks}"
+        case TurnStopBody(by=by):
+            return f"{row.turn} is stopped by {by}: nothing more of it begins"
         case TurnEndBody(ending=ending, reason=reason):
             return f"{row.turn} {ending}" + (f": {plain(reason, chars_max=200)}" if reason else "")
         case ModelCalledBody(calls=calls):
@@ -181,6 +187,11 @@ def sentence(row: Row) -> str:
             return f"{tool}, operation {operation}: {plain(reason, chars_max=200)}; it may have happened"
         case ToolResultBody() as body:
             return _result(body)
+        case ToolSettledBody() as body:
+            made = f"; made {_refs(body.made)}" if body.made else ""
+            said = f", {words(body.parts)}" if body.parts else ""
+            left = f"; effect: {_worded(body.told_effect)}" if body.told_effect is not None else ""
+            return f"{body.tool}, operation {body.operation}, answered after all: {body.outcome}{said}{made}{left}"
         case ConsentApprovedBody(consent=consent, by=by, verified=verified, ticks=ticks):
             part = "" if ticks is None else f", steps {', '.join(str(t + 1) for t in ticks)} of it"
             return f"{consent} by {by} ({verified}){part}"

@@ -40,6 +40,7 @@ class Kind(StrEnum):
     TURN_START = "turn.start"
     TURN_STEPS = "turn.steps"
     TURN_ASK = "turn.ask"
+    TURN_STOP = "turn.stop"
     TURN_END = "turn.end"
     MODEL_CALLED = "model.called"
     MODEL_SAID = "model.said"
@@ -47,6 +48,7 @@ class Kind(StrEnum):
     TOOL_SENT = "tool.sent"
     TOOL_UNKNOWN = "tool.unknown"
     TOOL_RESULT = "tool.result"
+    TOOL_SETTLED = "tool.settled"
     CONSENT_APPROVED = "consent.approved"
     CONSENT_DECLINED = "consent.declined"
     CONSENT_EXPIRED = "consent.expired"
@@ -193,6 +195,16 @@ class TurnAskBody:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnStopBody:
+    """Somebody stops the turn (K24): nothing of it begins any more, and it ends once what is out has answered, or has
+    had its time."""
+
+    n: int
+    by: str
+    received_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class TurnEndBody:
     """A turn ended."""
 
@@ -270,7 +282,33 @@ class ToolResultBody:
     @property
     def told_effect(self) -> EffectState | None:
         """Return the effect where the outcome alone does not say it: what a reader must be told."""
-        return None if self.effect is _IMPLIED.get(self.outcome) else self.effect
+        return _told(self.outcome, self.effect)
+
+
+def _told(outcome: Outcome, effect: EffectState | None) -> EffectState | None:
+    return None if effect is _IMPLIED.get(outcome) else effect
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSettledBody:
+    """An operation that was given up as unknown answered after all (K25). Its call keeps the one result that it has:
+    this says what the operation did. The row's turn is the one that began it, and may be over."""
+
+    operation: str
+    call: str
+    tool: str
+    outcome: Outcome
+    parts: tuple[Part, ...]
+    made: tuple[Ref, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+    effect: EffectState | None = None
+    #: see `ToolResultBody`
+    acting_principal: str | None = None
+
+    @property
+    def told_effect(self) -> EffectState | None:
+        """See `ToolResultBody`."""
+        return _told(self.outcome, self.effect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +449,7 @@ Body = (
     | TurnStartBody
     | TurnStepsBody
     | TurnAskBody
+    | TurnStopBody
     | TurnEndBody
     | ModelCalledBody
     | ModelSaidBody
@@ -418,6 +457,7 @@ Body = (
     | ToolSentBody
     | ToolUnknownBody
     | ToolResultBody
+    | ToolSettledBody
     | ConsentApprovedBody
     | ConsentDeclinedBody
     | ConsentExpiredBody
@@ -440,6 +480,7 @@ _BODIES: dict[Kind, type[Any]] = {
     Kind.TURN_START: TurnStartBody,
     Kind.TURN_STEPS: TurnStepsBody,
     Kind.TURN_ASK: TurnAskBody,
+    Kind.TURN_STOP: TurnStopBody,
     Kind.TURN_END: TurnEndBody,
     Kind.MODEL_CALLED: ModelCalledBody,
     Kind.MODEL_SAID: ModelSaidBody,
@@ -447,6 +488,7 @@ _BODIES: dict[Kind, type[Any]] = {
     Kind.TOOL_SENT: ToolSentBody,
     Kind.TOOL_UNKNOWN: ToolUnknownBody,
     Kind.TOOL_RESULT: ToolResultBody,
+    Kind.TOOL_SETTLED: ToolSettledBody,
     Kind.CONSENT_APPROVED: ConsentApprovedBody,
     Kind.CONSENT_DECLINED: ConsentDeclinedBody,
     Kind.CONSENT_EXPIRED: ConsentExpiredBody,
@@ -666,7 +708,7 @@ _OPERATION_AFTER = {
 }
 
 
-def _operation_after(body: ToolResultBody) -> OperationState:
+def _operation_after(body: ToolResultBody | ToolSettledBody) -> OperationState:
     """What is known of the operation: what it did counts before how it answered."""
     match body.effect:
         case EffectState.COMMITTED | EffectState.PARTIAL:
@@ -688,7 +730,12 @@ def _result(seq: int, body: ToolResultBody) -> tuple[Change, ...]:
     ]
     if body.operation is not None and body.stored:
         changes.append(_moved(body.operation, _operation_after(body)))
-    changes += [
+    return (*changes, *_brought(seq, body))
+
+
+def _brought(seq: int, body: ToolResultBody | ToolSettledBody) -> list[Change]:
+    """Return what a call made, and the files that it gave back."""
+    made: list[Change] = [
         Insert(
             Table.REF,
             {
@@ -705,8 +752,7 @@ def _result(seq: int, body: ToolResultBody) -> tuple[Change, ...]:
         )
         for ref in body.made
     ]
-    changes += [_attached(seq, f"tool:{body.tool}", attached) for attached in body.attachments]
-    return tuple(changes)
+    return made + [_attached(seq, f"tool:{body.tool}", attached) for attached in body.attachments]
 
 
 def _attached(seq: int, uploader: str, attached: Attachment) -> Insert:
@@ -761,6 +807,8 @@ def changes(row: Row) -> tuple[Change, ...]:
         case InputBody(n=n, input=received):  # its files came with it through the door, and are shown from here on
             shown = [Update(Table.ATTACHMENT, {"attachment": a.id}, {"seq": seq}) for a in received.attachments]
             return (_taken(n, seq), *shown)
+        case TurnStopBody(n=n):
+            return (_taken(n, seq),)
         case NoticeBody(n=n) | AnswerRefusedBody(n=n) | RequestRefusedBody(n=n):
             return () if n is None else (_taken(n, seq),)
         case ConflictSettledBody(n=n):
@@ -801,6 +849,8 @@ def changes(row: Row) -> tuple[Change, ...]:
             return (_moved(operation, OperationState.UNKNOWN),)
         case ToolResultBody() as body:
             return _result(seq, body)
+        case ToolSettledBody() as body:
+            return (_moved(body.operation, _operation_after(body)), *_brought(seq, body))
         case ConsentApprovedBody() as body:
             ticks = None if body.ticks is None else canonical(list(body.ticks))
             answered: dict[str, Scalar] = {"answered_by": body.by, "answered_at_ms": body.received_at_ms}

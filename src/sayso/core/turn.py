@@ -5,7 +5,8 @@ model call is out; `acting` while a plan's calls are; `ended`. What is due is re
 the model call, which leaving a boundary makes due once), so folding a turn's rows again after a crash arrives
 at the same place, and nothing else holds turn state.
 
-Events that come from rows: Started, Replied, StepsFixed, Intended, Sent, GaveUp, Settled, Asked, Joined, Ended.
+Events that come from rows: Started, Replied, StepsFixed, Intended, Sent, GaveUp, Settled, Asked, Joined, Stopped,
+Ended.
 Events that are no rows, and so are simply told again after a crash: Proceed, Begun, Resumed.
 """
 
@@ -33,6 +34,7 @@ from sayso.core.rows import (
     TurnEndBody,
     TurnStartBody,
     TurnStepsBody,
+    TurnStopBody,
 )
 from sayso.core.text import quoted
 
@@ -102,6 +104,8 @@ class Turn:
     ambiguous: str = ""
     ending: Ending | None = None
     failure: str = ""
+    #: why it was stopped (K24): nothing more begins, and it ends once nothing is out; empty while it goes on
+    stopped: str = ""
     #: on whose say-so it acts, as `user:bob`; None where there is nobody behind it
     acting: str | None = None
 
@@ -202,6 +206,13 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """Somebody stopped the turn."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """The process that ran this turn is gone: nothing is out any more."""
 
@@ -219,6 +230,7 @@ Event = (
     | Asked
     | Ended
     | Joined
+    | Stopped
     | Resumed
 )
 
@@ -347,8 +359,10 @@ def _after(turn: Turn, event: Event) -> Turn:
             return replace(turn, asked=consent)
         case Phase.BOUNDARY | Phase.THINKING | Phase.ACTING, Ended(ending):
             return replace(turn, phase=Phase.ENDED, ending=ending)
-        case Phase.BOUNDARY, Joined() if turn.steps_of is None and turn.steps_left > 0:
+        case Phase.BOUNDARY, Joined() if turn.steps_of is None and turn.steps_left > 0 and not turn.stopped:
             return turn
+        case Phase.BOUNDARY | Phase.THINKING | Phase.ACTING, Stopped(reason) if not turn.stopped:
+            return replace(turn, stopped=reason)
         case Phase.ACTING, Joined() if at_last_word(turn) and turn.steps_left > 0:
             return replace(turn, phase=Phase.BOUNDARY)
         case Phase.THINKING, Resumed():
@@ -363,7 +377,8 @@ def _after(turn: Turn, event: Event) -> Turn:
 
 def at_last_word(turn: Turn) -> bool:
     """Whether the model has answered in words and the turn is about to end: the last place where input may join."""
-    return turn.phase is Phase.ACTING and not turn.plan and turn.steps_of is None and turn.asked is None
+    last = turn.phase is Phase.ACTING and not turn.plan and turn.asked is None
+    return last and turn.steps_of is None and not turn.stopped
 
 
 def _replied(turn: Turn, calls: tuple[Called, ...]) -> Turn:
@@ -460,6 +475,8 @@ def _resumed(turn: Turn) -> Turn:
 
 def due(turn: Turn) -> tuple[Due, ...]:
     """Return what is due in this state, in order; empty while something is out, or at a boundary."""
+    if turn.stopped and turn.phase is not Phase.ENDED:
+        return _due_to_stop(turn)
     match turn.phase:
         case Phase.BOUNDARY:
             if turn.steps_of is None and turn.steps_left <= 0:
@@ -471,6 +488,17 @@ def due(turn: Turn) -> tuple[Due, ...]:
             return _due_of_plan(turn)
         case Phase.ENDED:
             return ()
+
+
+def _due_to_stop(turn: Turn) -> tuple[Due, ...]:
+    """What has not begun gets its result; the turn ends once nothing is out that may still answer. What was given up
+    by then stays unknown: it is neither asked about nor sent again."""
+    unsent = [p for p in turn.plan if p.state in (CallState.PLANNED, CallState.INTENDED)]
+    if unsent:
+        return tuple(Close(p.called, Outcome.NOT_STARTED, turn.stopped) for p in unsent)
+    if any(p.state is CallState.SENT for p in turn.plan):
+        return ()
+    return (End(Ending.CANCELLED, turn.stopped),)
 
 
 def _due_of_plan(turn: Turn) -> tuple[Due, ...]:
@@ -547,6 +575,11 @@ def _end(turn: Turn) -> End:
 # --- from rows ---------------------------------------------------------------
 
 
+def stopped_by(who: str) -> str:
+    """Return why a turn ends that somebody stopped."""
+    return f"{who} stopped it"
+
+
 def event_of(row: Row) -> Event | None:
     """Return the event that a row of an open turn tells the machine; None for rows beside it."""
     match row.body:
@@ -570,6 +603,8 @@ def event_of(row: Row) -> Event | None:
             return Ended(ending)
         case InputBody():
             return Joined()
+        case TurnStopBody(by=by):
+            return Stopped(stopped_by(by))
         case _:
             return None
 

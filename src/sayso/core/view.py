@@ -40,11 +40,13 @@ from sayso.core.rows import (
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
+    ToolSettledBody,
     ToolUnknownBody,
     TurnAskBody,
     TurnEndBody,
     TurnStartBody,
     TurnStepsBody,
+    TurnStopBody,
 )
 
 Json = dict[str, Any]
@@ -155,6 +157,8 @@ def _body(row: Row) -> Json:
             return {"consent": consent, "calls": _calls(calls)}
         case TurnAskBody(consent=consent):
             return {"consent": question(consent)}
+        case TurnStopBody(by=by, received_at_ms=at):
+            return {"by": by, "received_at_ms": at}
         case TurnEndBody(ending=ending, reason=reason):
             return {"ending": ending.value, "reason": reason}
         case ModelCalledBody(reply=reply, calls=calls, parts=parts):
@@ -167,7 +171,7 @@ def _body(row: Row) -> Json:
             return {"operation": body.operation, "call": body.call, "tool": body.tool, "attempt": body.attempt}
         case ToolUnknownBody() as body:
             return {"operation": body.operation, "call": body.call, "tool": body.tool, "reason": body.reason}
-        case ToolResultBody() as body:
+        case ToolResultBody() | ToolSettledBody() as body:
             return {
                 "call": body.call,
                 "tool": body.tool,

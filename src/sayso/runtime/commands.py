@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from sayso.core.authority import may_manage, may_post
 from sayso.core.canonical import digest
 from sayso.core.consent import ConsentState, Standing
-from sayso.core.errors import Forbidden, Invalid, NotFound, NotSettled
+from sayso.core.errors import Forbidden, Invalid, NotFound, NotSettled, RequestRefused
 from sayso.core.inputs import Answer, Choice, Input, InputKind, Keep, Restated
 from sayso.core.labels import RUNTIME, USER, Part
 from sayso.core.origin import Principal, PrincipalKind
@@ -28,11 +28,13 @@ from sayso.core.rows import (
     InputBody,
     InputRetractedBody,
     Kind,
+    NoticeBody,
     ParticipantChangedBody,
     RequestRefusedBody,
     Row,
     SessionChangedBody,
     SessionClosedBody,
+    TurnStopBody,
 )
 from sayso.core.session import Position, SessionRecord, SessionRole
 from sayso.core.text import scrub
@@ -257,6 +259,23 @@ class Commands:
         received = Input(InputKind.CLOSE, by.principal, by.verified)
         return await self.ask(by, session, received, {"close": session}, idempotency_key=idempotency_key)
 
+    async def stop(
+        self, by: Caller, session: str, *, turn: str | None = None, idempotency_key: str | None = None
+    ) -> tuple[Put, Row | None]:
+        """Ask that a turn stops (K24): nothing of it begins any more, a reply that is being written ends where it is,
+        and what is out has a few seconds to answer before it is given up as unknown. What the caller said before and
+        nobody has looked at goes with it. `turn` is one that runs, or one that ended with a question, which is
+        withdrawn; None: the one that runs. With the row that is so; None: it will be settled.
+
+        Raises:
+            NotFound, Forbidden: see `may_post`.
+            RequestRefused: no such turn runs, or it is another's to stop.
+            Misused, InboxFull, SessionClosed: see `Store.put`.
+        """
+        await self.may_post(by, session)
+        received = Input(InputKind.STOP, by.principal, by.verified, stops=turn)
+        return await self.ask(by, session, received, {"stop": turn}, idempotency_key=idempotency_key)
+
     async def delete_session(self, by: Caller, session: str) -> None:
         """Delete a session and everything of it, at once: also what is running, and what is not stored yet.
 
@@ -400,16 +419,21 @@ class Commands:
 
         Raises:
             Misused, InboxFull: see `Store.put`.
+            RequestRefused: it changes nothing, and that is on record.
         """
         listener, _ = self._feeds.listen(session)
         most = self._limits.waiting_requests
         try:
             put = await self._put(by, session, received, content, idempotency_key=idempotency_key, waiting_max=most)
             if put.n is None or put.outcome is not PutOutcome.STORED:
-                return put, await self._settled_before(session, put.n)
-            return put, await self._settling(session, listener, put.n)
+                row = await self._settled_before(session, put.n)
+            else:
+                row = await self._settling(session, listener, put.n)
         finally:
             self._feeds.leave(session, listener)
+        if row is not None and isinstance(row.body, RequestRefusedBody):
+            raise RequestRefused(row.body.reason)
+        return put, row
 
     async def _may_answer(self, by: Caller, session: str, consent: str) -> None:
         """Refuse an answer to what this caller can't see; if the question exists, that goes on record (A2)."""
@@ -559,6 +583,8 @@ def _settles(row: Row, n: int) -> bool:
             return body.n == n
         case RequestRefusedBody() | ParticipantChangedBody() | InputRetractedBody() | SessionChangedBody() as asked:
             return asked.n == n
+        case TurnStopBody(n=settled) | NoticeBody(n=settled):
+            return settled == n
         case SessionClosedBody():
             return True
         case _:

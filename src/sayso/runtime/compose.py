@@ -28,6 +28,7 @@ from sayso.core.rows import (
     ToolIntendedBody,
     ToolResultBody,
     ToolSentBody,
+    ToolSettledBody,
     ToolUnknownBody,
     TurnAskBody,
     TurnEndBody,
@@ -221,11 +222,31 @@ def result(ended: Attempt, called: Called, turn: Turn, returns: Integrity) -> Dr
     """Return the one result of a call that was run. Its words are the tool's, labelled as its contract says, or the
     runtime's where a guard withheld them."""
     outcome = Outcome.OK if ended.came is Came.OK else Outcome.FAILED
-    said = Part(ended.text, f"tool:{called.tool}", Label(returns), "tool contract")
-    part = by_runtime(ended.text) if ended.withheld else said
-    parts = (part,) if ended.text or not ended.attachments else ()
-    body = _result(called, turn, outcome, *parts, effect=ended.effect)
+    body = _result(called, turn, outcome, *_said(ended, called.tool, returns), effect=ended.effect)
     return Draft(replace(body, made=ended.made, attachments=ended.attachments), turn.id)
+
+
+def settled(ended: Attempt, tool: str, turn: str, acting: str | None, returns: Integrity) -> Draft:
+    """Return the row of an operation that was given up as unknown and answered after all (K25)."""
+    outcome = Outcome.OK if ended.came is Came.OK else Outcome.FAILED
+    body = ToolSettledBody(
+        ended.call,
+        ended.call,
+        tool,
+        outcome,
+        _said(ended, tool, returns),
+        made=ended.made,
+        attachments=ended.attachments,
+        effect=ended.effect,
+        acting_principal=acting,
+    )
+    return Draft(body, turn)
+
+
+def _said(ended: Attempt, tool: str, returns: Integrity) -> tuple[Part, ...]:
+    said = Part(ended.text, f"tool:{tool}", Label(returns), "tool contract")
+    part = by_runtime(ended.text) if ended.withheld else said
+    return (part,) if ended.text or not ended.attachments else ()
 
 
 def told(called: Called, turn: Turn, reason: str) -> list[Draft]:

@@ -20,9 +20,10 @@ from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.contract import Contract
 from sayso.core.errors import Unresolved
 from sayso.core.inputs import InFlight, InputKind
-from sayso.core.operation import EffectState, Settlement, settlement
+from sayso.core.labels import Integrity
+from sayso.core.operation import EffectState, OperationState, Settlement, settlement
 from sayso.core.retry import delay_ms
-from sayso.core.rows import Called, Draft, Outcome
+from sayso.core.rows import Called, Draft, Ending, Outcome
 from sayso.core.turn import (
     Ask,
     Begun,
@@ -119,8 +120,26 @@ class Work:
     first: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class GraceOver:
+    """What a stopped turn has out had its time."""
+
+    turn: str
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """An operation that was given up and is still out: what it did may yet be heard (K25)."""
+
+    called: Called
+    turn: str
+    #: on whose say-so it ran
+    acting: str | None
+    task: asyncio.Task[None]
+
+
 #: what a driver waits for: the end of something that was out, or None, "look at the inbox"
-Happening = ModelEnded | Attempt | Broken | None
+Happening = ModelEnded | Attempt | Broken | GraceOver | None
 
 
 class Driver:
@@ -150,7 +169,12 @@ class Driver:
             journal=journal,
         )
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
-        self._out: set[asyncio.Task[None]] = set()
+        #: what is out, and the call that it is an attempt at; None for the model
+        self._out: dict[asyncio.Task[None], str | None] = {}
+        #: operations that were given up and are still out, by call
+        self._detached: dict[str, Detached] = {}
+        #: ends the time that a stopped turn's calls have to answer
+        self._grace: asyncio.Task[None] | None = None
         #: what may begin once everything staged is durable
         self._waiting: list[Work] = []
         self._staged = False
@@ -196,7 +220,7 @@ class Driver:
             await self._resume()
             while True:
                 await self._catch_up()
-                if self._stopping and not self._out:
+                if self._stopping and not self._out and not self._detached:
                     await self._around.store.surrender(self._token)
                     return
                 if await self._idle():
@@ -228,12 +252,52 @@ class Driver:
             if entry.input.kind is InputKind.CLOSE:
                 await self._close(entry)
                 return
-            self._stage(await self._inbox.settle(entry))
+            if entry.input.kind is InputKind.STOP:
+                self._stop(entry)
+            else:
+                self._stage(await self._inbox.settle(entry))
             await self._flush()
+
+    def _stop(self, entry: InboxRow) -> None:
+        """Stop the running turn (K24): nothing of it begins any more, and a reply that is being written ends where it
+        is. What is out has its grace to answer."""
+        self._stage(self._inbox.stop(entry))
+        turn = self._loaded.turn
+        if turn is None or not turn.stopped or self._grace is not None:
+            return
+        if turn.phase is Phase.THINKING:
+            for task, call in self._out.items():
+                if call is None:
+                    task.cancel()
+            self._stage(self._cut_off())
+        ends_at_ms = self._around.clock.now_ms() + self._around.limits.stop_grace_ms
+        self._grace = self._spawn(self._end_grace(turn.id, ends_at_ms))
+
+    async def _end_grace(self, turn: str, at_ms: int) -> None:
+        await self._around.clock.sleep_until(at_ms)
+        self._happenings.put_nowait(GraceOver(turn))
+
+    def _end_waiting_for_grace(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+
+    def _grace_over(self) -> None:
+        """End a stopped turn. What is still out is given up: what it did is unknown, and it may still tell (K25)."""
+        turn = self._turn
+        for task, call in list(self._out.items()):
+            planned = self._planned(call) if call is not None else None
+            if planned is None or not planned.called.is_operation:
+                task.cancel()
+            else:
+                self._detached[planned.called.call] = Detached(planned.called, turn.id, turn.acting, task)
+                del self._out[task]
+        self._stage(compose.cancelled(turn, turn.stopped))
 
     async def _close(self, entry: InboxRow) -> None:
         """Write the session's last rows: what is out is given up, the turn ends, and nothing more begins. What answered
         before that keeps its answer."""
+        self._end_waiting_for_grace()
         for answered in await self._give_up_what_is_out():
             self._take(answered)
         why = f"the session was closed by {entry.input.principal}"
@@ -250,11 +314,12 @@ class Driver:
         if self._loaded.closed:
             return await self._released()
         self._resting = not busy
-        if not busy:
+        stays = busy or bool(self._detached)  # what was given up may still say what it did
+        if not stays:
             self.rests_since_ms = self._around.clock.now_ms()
             self._on_rest()
         try:
-            async with asyncio.timeout(None if busy else self._around.limits.linger_ms / 1000):
+            async with asyncio.timeout(None if stays else self._around.limits.linger_ms / 1000):
                 happening = await self._happenings.get()
         except TimeoutError:
             return await self._released()
@@ -262,7 +327,7 @@ class Driver:
             self._resting, self.rests_since_ms = False, None
         self._take(happening)
         try:
-            return self.leaves and not busy and not self._hinted and await self._released()
+            return self.leaves and not stays and not self._hinted and await self._released()
         finally:
             self.leaves = False
 
@@ -282,6 +347,7 @@ class Driver:
     async def _abandon(self) -> None:
         """Drop what is out. Its operations stay `sent` in the store, for the successor to settle (D5); the answers
         that came and are not stored are kept for it (K9)."""
+        self._end_waiting_for_grace()
         for answered in await self._give_up_what_is_out():
             self._note_heard(answered)
         if self._heard:
@@ -290,16 +356,18 @@ class Driver:
     async def _give_up_what_is_out(self) -> list[Attempt]:
         """Nothing begins any more, and nothing is waited for. Return the receipts that had come."""
         self._waiting.clear()
-        for task in self._out:
+        out = [*self._out, *(detached.task for detached in self._detached.values())]
+        for task in out:
             task.cancel()
-        await asyncio.gather(*self._out, return_exceptions=True)
+        await asyncio.gather(*out, return_exceptions=True)
         left = [self._happenings.get_nowait() for _ in range(self._happenings.qsize())]
         return [happening for happening in left if isinstance(happening, Attempt) and happening.is_receipt]
 
     def _note_heard(self, receipt: Attempt) -> None:
-        planned = self._planned(receipt.call)
-        if planned is not None and planned.called.is_operation:
-            self._heard[receipt.call] = (planned.called.tool, receipt)
+        planned, detached = self._planned(receipt.call), self._detached.get(receipt.call)
+        called = detached.called if detached is not None else planned.called if planned is not None else None
+        if called is not None and called.is_operation:
+            self._heard[receipt.call] = (called.tool, receipt)
 
     # turns
 
@@ -318,6 +386,7 @@ class Driver:
 
     async def _resume(self) -> None:
         """After a claim: what was out when the process before us ended is out no more."""
+        await self._take_rescued()
         if self._loaded.turn is None:
             return
         log.info("turn resumed", extra={"session": self._loaded.id, "turn": self._loaded.turn.id})
@@ -327,7 +396,23 @@ class Driver:
         say_so_at_ms = self._loaded.turn_body.say_so_at_ms
         now_ms = self._around.clock.now_ms()
         self._stage(compose.too_old(self._turn, say_so_at_ms, now_ms, self._contracts))
+        if self._turn.stopped:  # nobody looks into what was out; but what is known of it is said
+            for one in self._around.rescue.of(self._loaded.id):
+                if self._is_open(one.operation):
+                    self._take(_rescued(one))
         await self._flush()
+
+    async def _take_rescued(self) -> None:
+        """Say what operations did that were given up, in a turn that is over, and answered when the store could not
+        take it (K9, K25)."""
+        for one in self._around.rescue.of(self._loaded.id):
+            if self._is_open(one.operation):
+                continue
+            known = await self._around.store.operation(self._loaded.id, one.operation)
+            if known is not None and known.state is OperationState.UNKNOWN:
+                contract = self._contracts.get(known.tool)
+                returns = contract.returns if contract is not None else Integrity.OUTSIDER
+                self._stage([compose.settled(_rescued(one), known.tool, known.turn, None, returns)])
 
     async def _start_next(self) -> bool:
         """Begin the next turn: one that an answer owes comes before the queue (K13). False if there is none.
@@ -431,6 +516,10 @@ class Driver:
     async def _end(self, turn: Turn, end: End) -> None:
         """End the turn. One that ran a consent's steps hands on, in the same commit, to a turn in which the
         model goes on with the origin of the turn that asked (K16)."""
+        if end.ending is Ending.CANCELLED:  # stopped: nothing goes on from it either
+            self._end_waiting_for_grace()
+            self._stage(compose.cancelled(turn, end.reason))
+            return
         hands_on = [] if turn.steps_of is None else [await self._continuation(turn.steps_of)]
         self._stage([compose.ended(turn, end), *hands_on])
 
@@ -459,9 +548,12 @@ class Driver:
         begin, self._waiting = self._waiting, []
         for work in begin:
             task = self._spawn(self._reported(work))
-            self._out.add(task)
-            task.add_done_callback(self._out.discard)
+            self._out[task] = work.call
+            task.add_done_callback(self._ended)
         return stood_still
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._out.pop(task, None)
 
     def _forget_heard(self) -> None:
         """All that was staged is durable, results too: an answer that was kept for one of them is needed no more."""
@@ -681,10 +773,24 @@ class Driver:
                 self._stage([compose.replied(reply, self._turn, self._loaded, persona.tools, decide)])
             case Broken(error):
                 raise error
+            case GraceOver(turn=stopped):
+                self._grace = None
+                if self._loaded.turn is not None and self._loaded.turn.id == stopped:
+                    self._grace_over()
+            case Attempt() as came if came.call in self._detached:
+                self._answered_after_all(came)
             case Attempt() as came:
                 if came.is_receipt:
                     self._note_heard(came)
                 self._attempted(came)
+
+    def _answered_after_all(self, came: Attempt) -> None:
+        """Take in what an operation did that was given up: by a row of its own, for its call has its one result."""
+        gone = self._detached.pop(came.call)
+        if came.is_receipt:
+            self._heard[came.call] = (gone.called.tool, came)
+            returns = self._contracts[gone.called.tool].returns
+            self._stage([compose.settled(came, gone.called.tool, gone.turn, gone.acting, returns)], blobs=came.blobs)
 
     def _model_failed(self, fault: str) -> None:
         """End the turn. What was shown of the reply is kept, in the same commit (X54): were the process to end

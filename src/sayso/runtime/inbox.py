@@ -36,8 +36,10 @@ from sayso.core.rows import (
     SessionChangedBody,
     SessionClosedBody,
     TurnStartBody,
+    TurnStopBody,
     decode_arguments,
 )
+from sayso.core.turn import stopped_by
 from sayso.journal.append import Journal
 from sayso.runtime.compose import already, by_runtime, instant
 from sayso.runtime.limits import Limits
@@ -185,6 +187,46 @@ class Inbox:
             return RequestRefusedBody(entry.n, str(by), f"input {n} can't be taken back: it doesn't wait any more")
         self._waiting.remove(mine)
         return InputRetractedBody(entry.n, n, str(by))
+
+    def stop(self, entry: InboxRow) -> list[Draft]:
+        """Return the rows of a stop (K24): of the running turn, with what its sender still has waiting; or, where the
+        turn that it names has ended with a question, of that question. It is the turn's own person's to stop, the
+        session's owner's, and an operator's."""
+        received, turn = entry.input, self._loaded.turn
+        by, named = received.principal, received.stops
+        if turn is not None and named in (None, turn.id):
+            assert self._loaded.turn_body is not None
+            whose = self._loaded.turn_body.origin.principal
+            if not self._may_stop(by, whose):
+                return [Draft(RequestRefusedBody(entry.n, str(by), f"{turn.id} is {whose}'s to stop"))]
+            if turn.stopped:
+                return [Draft(RequestRefusedBody(entry.n, str(by), f"{turn.id} is being stopped already"))]
+            stops = Draft(TurnStopBody(entry.n, str(by), entry.received_at_ms), turn.id)
+            return [stops, *self._moot(turn.id, by), *self._taken_back(entry)]
+        asked = [s for s in self._loaded.open_questions if s.consent.turn == named]
+        if not asked:
+            why = f"{named} does not run" if named is not None else "no turn runs"
+            return [Draft(RequestRefusedBody(entry.n, str(by), why))]
+        if not self._may_stop(by, asked[0].consent.origin.principal):
+            why = f"{named} is {asked[0].consent.origin.principal}'s to stop"
+            return [Draft(RequestRefusedBody(entry.n, str(by), why))]
+        told = f"{by} stopped {named}; its question is withdrawn"
+        return [*self._moot(named or "", by), *self._taken_back(entry), Draft(NoticeBody((by_runtime(told),), entry.n))]
+
+    def _may_stop(self, by: Principal, whose: Principal) -> bool:
+        return by in (whose, self._loaded.owner) or by.kind is PrincipalKind.OPERATOR
+
+    def _moot(self, turn: str, by: Principal) -> list[Draft]:
+        """Withdraw what a turn has asked: its answer would start what was stopped."""
+        asked = [s.consent.id for s in self._loaded.open_questions if s.consent.turn == turn]
+        return [Draft(ConsentWithdrawnBody(id_, stopped_by(str(by)))) for id_ in asked]
+
+    def _taken_back(self, entry: InboxRow) -> list[Draft]:
+        """Let what the sender of a stop said before it, and nobody has looked at, go with it."""
+        by = entry.input.principal
+        mine = [waits for waits in self._waiting if waits.n < entry.n and waits.input.owner == by]
+        self._waiting = deque(waits for waits in self._waiting if waits not in mine)
+        return [Draft(InputSupersededBody(waits.n, stopped_by(str(by)))) for waits in mine]
 
     def closing(self, entry: InboxRow, why: str) -> list[Draft]:
         """Return the last rows of a session: open questions and unused answers are withdrawn, what waits is not

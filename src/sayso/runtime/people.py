@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sayso.core.errors import Invalid, NotFound, RequestRefused
 from sayso.core.inputs import Input, InputKind, Lane, ParticipantChange, SettingsChange
 from sayso.core.origin import Principal, PrincipalKind
-from sayso.core.rows import InputRetractedBody, RequestRefusedBody, Row
+from sayso.core.rows import InputRetractedBody, Row
 from sayso.core.session import SessionRole
 from sayso.runtime.commands import Caller, Commands
 from sayso.storage.store import InboxRow, Store
@@ -185,6 +185,4 @@ class People:
         self, by: Caller, session: str, received: Input, content: object, idempotency_key: str | None
     ) -> Asked:
         put, row = await self._commands.ask(by, session, received, content, idempotency_key=idempotency_key)
-        if row is not None and isinstance(row.body, RequestRefusedBody):
-            raise RequestRefused(row.body.reason)
         return put.n, row

@@ -97,6 +97,20 @@ class Api:
         put, row = await self._commands.close_session(by, session, idempotency_key=idempotency_key)
         return self._settled(response, session, (put.n, row))
 
+    async def stop_turn(
+        self,
+        by: By,
+        session: str,
+        response: Response,
+        wanted: wire.StopTurn | None = None,
+        idempotency_key: IdempotencyKey = None,
+    ) -> wire.Settled:
+        """Stop the running turn, or withdraw the question of one. 200 with the row that says so, or 202: it will be
+        settled. What is out has a few seconds to answer; the turn's end is a row of its own."""
+        turn = wanted.turn if wanted is not None else None
+        put, row = await self._commands.stop(by, session, turn=turn, idempotency_key=idempotency_key)
+        return self._settled(response, session, (put.n, row))
+
     async def delete_session(self, by: By, session: str) -> None:
         """Delete a session and everything of it, at once."""
         await self._commands.delete_session(by, session)

@@ -60,6 +60,7 @@ def routes(
         call(f"{session}/inputs", api.post_input, methods=["POST"], status_code=202),
         call(session, api.change_session, methods=["PATCH"], responses=wire.NOT_DONE),
         call(session, api.delete_session, methods=["DELETE"], status_code=204),
+        call(f"{session}/stop", api.stop_turn, methods=["POST"], responses=wire.NOT_DONE),
         call(f"{session}/close", api.close_session, methods=["POST"], responses=wire.NOT_DONE),
         call(f"{session}/queue", api.get_queue),
         call(f"{session}/queue/{{n}}", api.retract_input, methods=["DELETE"], responses=wire.NOT_DONE),

@@ -111,6 +111,17 @@ class ChangeSession(Wanted):
     )
 
 
+class StopTurn(Wanted):
+    """Which turn is to stop."""
+
+    turn: str | None = Field(
+        default=None,
+        pattern=r"^T[1-9][0-9]{0,17}$",
+        description="As `T3`; without it, the one that runs when this is looked at. A page that names the turn it "
+        "shows can't stop the next one by a late click.",
+    )
+
+
 class Invite(Wanted):
     """Somebody's role in a session."""
 
