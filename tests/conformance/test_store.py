@@ -254,6 +254,38 @@ async def test_rows_that_are_no_one_write_are_a_fault_of_the_caller(store: Inspe
     assert await store.rows("s1") == []
 
 
+@pytest.mark.rule("N18")
+async def test_attempts_are_counted_at_the_claim_until_something_is_stored(store: Inspected) -> None:
+    """A process that ended, and an owner that failed, count; one that gave the session up in good order does not."""
+
+    async def attempts() -> int:
+        record = await store.session("s1")
+        assert record is not None
+        return record.attempts
+
+    async def claimed(node: str) -> Token:
+        [claim] = await store.claim(node, at_most=1)
+        assert claim.record.attempts == await attempts()
+        return claim.token
+
+    token = await owned(store, node="n1")
+    assert await attempts() == 1
+    await store.register("n2")
+    token = await claimed("n2")
+    assert await store.surrender(token, failed=True)
+    token = await claimed("n2")
+    assert await attempts() == 3
+    await store.write(token, rows(token, 0, SAID))
+    assert await attempts() == 0
+    assert await store.surrender(token, failed=True)
+    token = await claimed("n2")
+    assert await store.surrender(token)
+    assert await attempts() == 0
+    token = await claimed("n2")
+    assert await store.release(token, looked_to=9) is Released.IDLE
+    assert await attempts() == 0
+
+
 @pytest.mark.rule("K1")
 async def test_keep_drops_what_a_lost_owner_published_and_never_stored(store: Inspected) -> None:
     lost = await owned(store, node="dead")

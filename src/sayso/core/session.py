@@ -115,6 +115,8 @@ class SessionRecord:
     others: Others = Others.QUEUE
     #: when the row was written that ended it; nothing comes in any more
     closed_at_ms: int | None = None
+    #: how often it was claimed since anything of it was stored, or its owner gave it up in good order
+    attempts: int = 0
 
     @property
     def position(self) -> Position:

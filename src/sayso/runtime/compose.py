@@ -265,7 +265,7 @@ def _unsure(called: Called, text: str, turn: Turn) -> list[Draft]:
     return [closed(called, Outcome.UNKNOWN, text, turn), Draft(NoticeBody((by_runtime(text),)), turn.id)]
 
 
-def cancelled(turn: Turn, reason: str) -> list[Draft]:
+def cancelled(turn: Turn, reason: str, *, ending: Ending = Ending.CANCELLED) -> list[Draft]:
     """Return the rows that end a turn whose work was given up: a result for each call that has none, and the end.
     What may have happened is said to be unknown, never undone."""
     drafts = [
@@ -274,7 +274,7 @@ def cancelled(turn: Turn, reason: str) -> list[Draft]:
         if planned.state is not CallState.SETTLED
         for result in _given_up(planned, turn, reason)
     ]
-    return [*drafts, ended(turn, End(Ending.CANCELLED, reason))]
+    return [*drafts, ended(turn, End(ending, reason))]
 
 
 def _given_up(planned: Planned, turn: Turn, reason: str) -> list[Draft]:

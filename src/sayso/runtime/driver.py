@@ -17,13 +17,14 @@ from typing import Any
 
 from sayso.core import view
 from sayso.core.attachment import NO_BLOBS, Blobs
+from sayso.core.consent import ConsentState
 from sayso.core.contract import Contract
 from sayso.core.errors import Unresolved
 from sayso.core.inputs import InFlight, InputKind
 from sayso.core.labels import Integrity
 from sayso.core.operation import EffectState, OperationState, Settlement, settlement
 from sayso.core.retry import delay_ms
-from sayso.core.rows import Called, Draft, Ending, Outcome
+from sayso.core.rows import Called, ConsentWithdrawnBody, Draft, Ending, InputSupersededBody, Outcome
 from sayso.core.turn import (
     Ask,
     Begun,
@@ -65,7 +66,7 @@ from sayso.runtime.ports import (
     Tools,
 )
 from sayso.runtime.rules import Rules
-from sayso.storage.store import Claimed, InboxRow, Released, Store
+from sayso.storage.store import Claimed, DoorKind, DoorNote, InboxRow, Released, Store
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +159,7 @@ class Driver:
         """`on_rest` is called whenever nothing is left to do."""
         self._on_rest = on_rest
         self._around, self._token, self._loaded, self._journal = around, claimed.token, loaded, journal
+        self._attempts = claimed.record.attempts
         self._spawn = spawn
         self._inbox = Inbox(
             around.store,
@@ -387,6 +389,8 @@ class Driver:
     async def _resume(self) -> None:
         """After a claim: what was out when the process before us ended is out no more."""
         await self._take_rescued()
+        if self._attempts > self._around.limits.attempts_to_go_on:
+            await self._give_up_what_stands_in_the_way()
         if self._loaded.turn is None:
             return
         log.info("turn resumed", extra={"session": self._loaded.id, "turn": self._loaded.turn.id})
@@ -401,6 +405,31 @@ class Driver:
                 if self._is_open(one.operation):
                     self._take(_rescued(one))
         await self._flush()
+
+    async def _give_up_what_stands_in_the_way(self) -> None:
+        """Whoever took the session up before us failed, or ended, before anything more of it was stored, and so might
+        we. Its open turn, the yes that owes one, or the input that waits longest, is given up; an operator is told."""
+        why = f"given up after {self._attempts - 1} attempts to go on, of which nothing was stored"
+        owed, turn = self._loaded.owed, self._loaded.turn
+        if turn is not None:
+            what = f"{turn.id} was"
+            self._tell(Resumed())
+            self._stage(compose.cancelled(self._turn, why, ending=Ending.FAILED))
+        elif owed is not None:
+            if owed.state is not ConsentState.APPROVED:
+                return  # a no owes a turn that only speaks: it is tried again, with a growing pause
+            what = f"the yes to {owed.consent.id} was"
+            self._stage([Draft(ConsentWithdrawnBody(owed.consent.id, why))])
+        else:
+            waiting = await self._around.store.inbox(self._loaded.id, after=0, limit=1)
+            if not waiting:
+                return
+            what = f"input {waiting[0].n} was"
+            self._stage([Draft(InputSupersededBody(waiting[0].n, why))])
+        log.error("session parked", extra={"session": self._loaded.id, "what": what, "attempts": self._attempts})
+        await self._flush()
+        note = DoorNote(DoorKind.PARKED, f"session {self._loaded.id}", f"{what} {why}", session=self._loaded.id)
+        await self._around.store.note(note)
 
     async def _take_rescued(self) -> None:
         """Say what operations did that were given up, in a turn that is over, and answered when the store could not

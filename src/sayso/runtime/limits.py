@@ -41,6 +41,8 @@ class Limits:
     context_rows: int = 2_000
     #: how long a person's repeat is recognised by its Idempotency-Key
     person_keep_ms: int = 2 * 24 * 3_600_000
+    #: how often a session is taken up without anything of it being stored, until what stands in its way is given up
+    attempts_to_go_on: int = 5
     #: how long what is out may still answer once its turn was stopped (K24)
     stop_grace_ms: int = 5_000
     #: how long running steps are waited for at shutdown (K9)

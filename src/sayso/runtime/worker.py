@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -261,14 +262,19 @@ class Worker:
 
     async def _drain(self) -> None:
         """Wait for the drivers to let go; those that don't in time are left to the successor, as in a crash."""
-        owners = [owned.task for owned in self._owner_of.values()]
-        if not owners:
+        owned = {each.task: each.token for each in self._owner_of.values()}
+        if not owned:
             return
-        _, late = await asyncio.wait(owners, timeout=self._around.limits.drain_ms / 1000)
-        if late:
-            log.warning("steps still out at the end of the drain", extra={"sessions": len(late)})
+        _, late = await asyncio.wait(owned, timeout=self._around.limits.drain_ms / 1000)
+        if not late:
+            return
+        log.warning("steps still out at the end of the drain", extra={"sessions": len(late)})
         for owner in late:
             owner.cancel()
+        await asyncio.wait(late)
+        for owner in late:  # so that the next process takes it up as one that was given up in good order
+            with suppress(Busy, OutcomeUnknown):
+                await self._around.store.surrender(owned[owner])
 
     # sessions
 
@@ -305,8 +311,8 @@ class Worker:
             log.warning("session given up for now", extra={"session": session, "cause": str(error)})
             await self._give_back(claimed.token)
         except Exception:
-            log.exception("a session's owner failed", extra={"session": session})
-            await self._give_back(claimed.token)
+            log.exception("a session's owner failed", extra={"session": session, "attempt": claimed.record.attempts})
+            await self._give_back(claimed.token, failed=True)
         finally:
             self._drivers.pop(session, None)
             self._owner_of.pop(session, None)
@@ -325,7 +331,7 @@ class Worker:
             driver.stop()
         await driver.run()
 
-    async def _give_back(self, token: Token) -> None:
+    async def _give_back(self, token: Token, *, failed: bool = False) -> None:
         """Leave the session ready for another claim, after a pause that grows, so that a fault can't spin; and
         try until the store takes it, so that nobody's session stays with nobody."""
         session = token.session
@@ -333,7 +339,7 @@ class Worker:
         while True:
             await self._sleep(delay_ms(failures, chance=random.random()))  # noqa: S311 - jitter, no secret
             try:
-                await self._around.store.surrender(token)
+                await self._around.store.surrender(token, failed=failed)
                 return
             except (Busy, OutcomeUnknown) as error:
                 log.warning("session not given back yet", extra={"session": session, "cause": str(error)})

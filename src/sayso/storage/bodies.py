@@ -83,8 +83,8 @@ class BodyStore(ABC):
     async def release(self, token: Token, *, looked_to: int) -> Released:
         return await self._write(statements.release, token, looked_to)
 
-    async def surrender(self, token: Token) -> bool:
-        return await self._write(statements.surrender, token)
+    async def surrender(self, token: Token, *, failed: bool = False) -> bool:
+        return await self._write(statements.surrender, token, failed)
 
     async def fire(self) -> Fired:
         return await self._write(statements_door.fire)

@@ -141,7 +141,9 @@ class MemoryStore:
         claimed = []
         for kept in ready[:at_most]:
             epoch, nonce = kept.record.epoch + 1, secrets.token_hex(8)
-            kept.record = replace(kept.record, state=SessionState.OWNED, node=node, epoch=epoch, nonce=nonce)
+            attempts = kept.record.attempts + 1
+            owned = {"state": SessionState.OWNED, "node": node, "epoch": epoch, "nonce": nonce, "attempts": attempts}
+            kept.record = replace(kept.record, **owned)  # type: ignore[arg-type]
             claimed.append(Claimed(Token(kept.record.id, epoch, nonce), kept.record))
         return claimed
 
@@ -155,14 +157,16 @@ class MemoryStore:
             return Released.FENCED
         if kept.record.inbox_tail > looked_to:
             return Released.MORE
-        kept.record = replace(kept.record, state=SessionState.IDLE, node=None)
+        kept.record = replace(kept.record, state=SessionState.IDLE, node=None, attempts=0)
         return Released.IDLE
 
-    async def surrender(self, token: Token) -> bool:
+    async def surrender(self, token: Token, *, failed: bool = False) -> bool:
         kept = self._owned(token)
         if kept is None:
             return False
         self._make_ready(kept, epoch=token.epoch)
+        if not failed:
+            kept.record = replace(kept.record, attempts=0)
         return True
 
     async def fire(self) -> Fired:
@@ -266,7 +270,7 @@ class MemoryStore:
             same = kept.rows[rows[0].seq - 1 : rows[-1].seq] == as_stored
             return WriteOutcome.ALREADY if same else WriteOutcome.CONFLICT
         tables: Tables = {table: dict(sides) for table, sides in kept.tables.items()}
-        record = replace(kept.record, head=rows[-1].seq, at_ms=rows[-1].at_ms)
+        record = replace(kept.record, head=rows[-1].seq, at_ms=rows[-1].at_ms, attempts=0)
         refs: Counter[str] = Counter()
         for row in rows:
             for change in changes(row):

@@ -112,13 +112,13 @@ def register(node: str) -> Body[int]:
 
 _RECORD = (
     "id, owner, title, created_at_ms, state, node, epoch, nonce, head, inbox_tail,"
-    " turn, turn_seq, turn_principal, turns, consents, at_ms, others, closed_at_ms"
+    " turn, turn_seq, turn_principal, turns, consents, at_ms, others, closed_at_ms, attempts"
 )
 
 
 def _record(row: tuple[Any, ...]) -> SessionRecord:
-    id_, owner, title, created_at_ms, state, *rest, others, closed_at_ms = row
-    rest += [Others(others), closed_at_ms]
+    id_, owner, title, created_at_ms, state, *rest, others, closed_at_ms, attempts = row
+    rest += [Others(others), closed_at_ms, attempts]
     return SessionRecord(id_, Principal.parse(owner), title, created_at_ms, SessionState(state), *rest)
 
 
@@ -135,7 +135,8 @@ def claim(node: str, nonces: Sequence[str]) -> Body[list[Claimed]]:
     for (session,), nonce in zip(ready, nonces, strict=False):
         [row] = yield Sql(
             f"""
-            update session set state = 'owned', ready_at_ms = null, node = ?, nonce = ?, epoch = epoch + 1
+            update session set state = 'owned', ready_at_ms = null, node = ?, nonce = ?, epoch = epoch + 1,
+                attempts = attempts + 1
             where id = ?
             returning {_RECORD}
             """,  # noqa: S608 - the columns are ours
@@ -158,7 +159,7 @@ def release(token: Token, looked_to: int) -> Body[Released]:
     """Make the session idle if nothing came after `looked_to`; the comparison and the move are one (K22)."""
     released = yield Sql(
         """
-        update session set state = 'idle', node = null
+        update session set state = 'idle', node = null, attempts = 0
         where id = ? and epoch = ? and nonce = ? and state = 'owned' and inbox_tail <= ?
         returning id
         """,
@@ -173,16 +174,16 @@ def release(token: Token, looked_to: int) -> Body[Released]:
     return Released.MORE if ours else Released.FENCED
 
 
-def surrender(token: Token) -> Body[bool]:
+def surrender(token: Token, failed: bool) -> Body[bool]:
     """Make the session ready for another claim, whatever waits."""
     now: int = yield NOW
     given_up = yield Sql(
         """
-        update session set state = 'ready', ready_at_ms = ?, node = null
+        update session set state = 'ready', ready_at_ms = ?, node = null, attempts = attempts * ?
         where id = ? and epoch = ? and nonce = ? and state = 'owned'
         returning id
         """,
-        (now, token.session, token.epoch, token.nonce),
+        (now, int(failed), token.session, token.epoch, token.nonce),
     )
     return bool(given_up)
 
@@ -255,7 +256,7 @@ def write(token: Token, rows: Sequence[Row], blobs: Blobs = NO_BLOBS) -> Body[Wr
     check_rows(token, rows)
     fenced = yield Sql(
         """
-        update session set head = ?, at_ms = ?
+        update session set head = ?, at_ms = ?, attempts = 0
         where id = ? and epoch = ? and nonce = ? and state = 'owned' and head = ?
         returning id
         """,

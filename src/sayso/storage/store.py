@@ -147,6 +147,8 @@ class DoorKind(StrEnum):
     DROPPED = "input.dropped"
     REJECTED = "input.rejected"
     UNCLAIMED = "input.unclaimed"
+    #: what stood in a session's way again and again was given up, so that it goes on
+    PARKED = "session.parked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +284,8 @@ class Store(Protocol):
         ...
 
     async def claim(self, node: str, *, at_most: int) -> list[Claimed]:
-        """Take up to `at_most` ready sessions, longest ready first: epoch + 1 and a fresh nonce each. One that
+        """Take up to `at_most` ready sessions, longest ready first: epoch + 1, a fresh nonce and one attempt more
+        each. One that
         another transaction is at may be passed over; `ready` still counts it."""
         ...
 
@@ -294,9 +297,9 @@ class Store(Protocol):
         """Give the session up, unless its inbox has an entry past `looked_to`, the last one looked at."""
         ...
 
-    async def surrender(self, token: Token) -> bool:
+    async def surrender(self, token: Token, *, failed: bool = False) -> bool:
         """Give the session up as it is, ready for another claim; False if it was fenced. For shutdown,
-        a fault of this node, and a conflict."""
+        a fault of this node, and a conflict. `failed`: going on with it failed, and this attempt counts."""
         ...
 
     async def fire(self) -> Fired:

@@ -1,0 +1,2 @@
+-- How often a session was taken up since anything of it was stored, so that one which ends whoever owns it is noticed.
+alter table session add column attempts integer not null default 0 check (attempts >= 0);
