@@ -361,6 +361,38 @@ async def test_a_model_that_never_stops_calling_comes_to_the_limit(place: Place)
     assert len(await place.results()) == 3
 
 
+async def test_a_turn_comes_to_the_limit_of_its_calls_and_none_of_the_last_reply_is_run(place: Place) -> None:
+    agent = Agent("fault", ScriptedModel(lambda _: calls(call("look"), call("look"))), "Do it.")
+
+    @agent.tool(effect="read")
+    async def look(call: Call) -> str:
+        return "seen"
+
+    async with place.process(agent, Limits(calls_per_turn=5)) as app:
+        await place.say(app, "go")
+
+    [end] = [body for body in await place.bodies() if isinstance(body, TurnEndBody)]
+    why = "the model asked for more than 5 calls in one turn, and none of its last reply was run"
+    assert (end.ending, end.reason) == ("failed", why)
+    assert len(await place.results()) == 4
+
+
+async def test_a_turn_that_takes_too_long_ends_where_nothing_is_half_done(place: Place) -> None:
+    agent = Agent("fault", ScriptedModel(lambda _: calls(call("look"))), "Do it.")
+
+    @agent.tool(effect="read")
+    async def look(call: Call) -> str:
+        place.clock.advance(40_000)
+        return "seen"
+
+    async with place.process(agent, Limits(turn_ms=100_000)) as app:
+        await place.say(app, "go")
+
+    [end] = [body for body in await place.bodies() if isinstance(body, TurnEndBody)]
+    assert (end.ending, end.reason) == ("failed", "it took longer than 100000 ms")
+    assert [result.outcome for result in await place.results()] == [Outcome.OK] * 3
+
+
 @pytest.mark.rule("F14", "H12")
 async def test_two_calls_of_one_reply_with_one_id_are_both_refused(place: Place) -> None:
     ran: list[str] = []

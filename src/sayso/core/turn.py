@@ -95,6 +95,8 @@ class Turn:
     #: the consent whose fixed steps it runs; such a turn never calls the model (B10)
     steps_of: str | None = None
     replies: int = 0
+    #: calls that the model asked for, in all of its replies
+    calls: int = 0
     plan: tuple[Planned, ...] = ()
     #: the question that this turn has asked
     asked: str | None = None
@@ -384,7 +386,13 @@ def at_last_word(turn: Turn) -> bool:
 def _replied(turn: Turn, calls: tuple[Called, ...]) -> Turn:
     """A reply in words, a plan, or one that is refused whole, before anything of it runs. Where its ids are
     ambiguous the turn ends too (H12): a model that can't tell its calls apart isn't asked to try again."""
-    spent = replace(turn, replies=turn.replies + 1, steps_left=turn.steps_left - 1, phase=Phase.ACTING)
+    spent = replace(
+        turn,
+        replies=turn.replies + 1,
+        calls=turn.calls + len(calls),
+        steps_left=turn.steps_left - 1,
+        phase=Phase.ACTING,
+    )
     if not calls:
         return replace(spent, plan=())
     if ids := _same_ids(calls):

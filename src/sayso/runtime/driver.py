@@ -476,11 +476,17 @@ class Driver:
                 if await self._join(turn, effects):
                     continue
                 if not effects and turn.phase is Phase.BOUNDARY and not self._stopping:
-                    self._loaded.turn, effects = advance(turn, Proceed())
+                    if self._took_too_long():
+                        effects = (End(Ending.FAILED, f"it took longer than {self._around.limits.turn_ms} ms"),)
+                    else:
+                        self._loaded.turn, effects = advance(turn, Proceed())
                 if not effects:
                     break
                 await self._perform(turn, effects[0])
             stood_still = await self._flush()
+
+    def _took_too_long(self) -> bool:
+        return self._around.clock.now_ms() - self._loaded.turn_at_ms > self._around.limits.turn_ms
 
     async def _join(self, turn: Turn, effects: Sequence[Due]) -> bool:
         """Let what its own user said meanwhile join the turn, where the agent is set to; return whether any did, or
@@ -796,6 +802,9 @@ class Driver:
                 return  # an answer that nobody waits for any more
             case ModelEnded(reply=None, fault=fault):
                 self._model_failed(fault)
+            case ModelEnded(reply=Finished(calls=calls)) if self._turn.calls + len(calls) > self._most_calls:
+                why = f"the model asked for more than {self._most_calls} calls in one turn"
+                self._model_failed(f"{why}, and none of its last reply was run")
             case ModelEnded(reply=reply):
                 assert reply is not None
                 persona, decide = self._around.persona, self._around.rules.decide
@@ -820,6 +829,10 @@ class Driver:
             self._heard[came.call] = (gone.called.tool, came)
             returns = self._contracts[gone.called.tool].returns
             self._stage([compose.settled(came, gone.called.tool, gone.turn, gone.acting, returns)], blobs=came.blobs)
+
+    @property
+    def _most_calls(self) -> int:
+        return self._around.limits.calls_per_turn
 
     def _model_failed(self, fault: str) -> None:
         """End the turn. What was shown of the reply is kept, in the same commit (X54): were the process to end

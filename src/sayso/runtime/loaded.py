@@ -44,6 +44,8 @@ class Loaded:
     standings: dict[str, Standing]
     turn: Turn | None = None
     turn_body: TurnStartBody | None = None
+    #: when it began, by its first row
+    turn_at_ms: int = 0
     #: its last row is written: nothing comes in, and nothing goes on
     closed: bool = False
 
@@ -54,7 +56,7 @@ class Loaded:
             case TurnStartBody() as body:
                 assert row.turn is not None
                 self.turns += 1
-                self.turn, self.turn_body = start(row.turn, body), body
+                self.turn, self.turn_body, self.turn_at_ms = start(row.turn, body), body, row.at_ms
                 if body.consent is not None:
                     self._owes_nothing(body.consent)
             case InputBody() as body if self.turn is not None and row.turn == self.turn.id:
@@ -142,7 +144,7 @@ async def load(store: Store, record: SessionRecord, rules: Rules, limits: Limits
             rows = await store.rows(record.id, after=record.turn_seq - 1)
         mine = tuple(r for r in rows if r.turn == record.turn)
         loaded.turn = fold(record.turn, mine)
-        body = mine[0].body
+        body, loaded.turn_at_ms = mine[0].body, mine[0].at_ms
         assert isinstance(body, TurnStartBody)
         loaded.turn_body = reduce(_said_again, (row.body for row in mine if isinstance(row.body, InputBody)), body)
         if body.consent is not None and body.continues is None:
