@@ -33,6 +33,7 @@ from sayso.journal.frames import PLAIN, Projection
 from sayso.runtime.admission import Admission
 from sayso.runtime.commands import Commands
 from sayso.runtime.driver import Around, Persona
+from sayso.runtime.effects import effects_of
 from sayso.runtime.files import Files
 from sayso.runtime.identity import Identity
 from sayso.runtime.limits import Limits
@@ -356,6 +357,20 @@ async def read_sessions(database: str | None) -> list[str]:
     async with open_store(_chosen(database), exclusive=False, must_exist=True) as store:
         found = await store.sessions(of=None, limit=100)
     return [f"{one.id}  {one.owner}  {one.head} rows  {one.state}  {one.title}" for one in found] or ["no sessions yet"]
+
+
+async def read_effects(database: str | None, session: str, *, everything: bool) -> list[str]:
+    """Return a line for each thing that the session's operations left in the world, newest first.
+
+    Raises:
+        NotFound: there is no such session.
+    """
+    async with open_store(_chosen(database), exclusive=False, must_exist=True) as store:
+        if await store.session(session) is None:
+            raise NotFound(f"session {session}")
+        page = await effects_of(store, session, limit=1_000, everything=everything)
+    lines = [effect.line for effect in page.effects] or ["nothing stands" if not everything else "nothing was done"]
+    return [*lines, "… and older ones"] if page.more else lines
 
 
 async def create_token(database: str | None, principal: str, *, label: str, days: int | None) -> str:

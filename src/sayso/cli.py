@@ -107,6 +107,17 @@ async def _print(lines: AsyncIterator[str]) -> None:
         click.echo(line)
 
 
+@main.command()
+@click.argument("session")
+@click.option("--all", "everything", is_flag=True, help="also what is gone, and what left nothing")
+@_database
+def effects(session: str, everything: bool, database: str | None) -> None:
+    """Print what the operations of SESSION left in the world: what stands, what may stand, what is under way."""
+    from sayso.assembly import read_effects
+
+    click.echo("\n".join(_run(read_effects(database, session, everything=everything))))
+
+
 @main.group()
 def token() -> None:
     """API tokens of users and operators."""

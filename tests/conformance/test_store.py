@@ -421,7 +421,12 @@ async def test_a_ref_finds_its_session_by_source_and_goes_when_it_is_gone(store:
     await store.write(token, rows(token, 4, gone))
 
     [found] = await store.refs("restaurant", [TABLE])
-    assert found.state == "gone"
+    assert (found.state, found.reported_by) == ("gone", "source:restaurant")
+    assert [(row.ref, row.state, row.reported_by) for row in await store.made("s1")] == [
+        (Ref("cinema", "seat", "R1"), "live", None),
+        (TABLE, "gone", "source:restaurant"),
+    ]
+    assert await store.made("s2") == []
     assert [op.state for op in await store.operations("s1")] == [OperationState.GONE]
     with pytest.raises(IllegalChange):
         await store.write(token, rows(token, 5, gone))

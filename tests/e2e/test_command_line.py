@@ -121,6 +121,16 @@ def test_a_followed_log_goes_on_until_it_is_interrupted(played: tuple[str, str])
     assert found == whole
 
 
+def test_what_stands_in_the_world_is_printed_and_what_left_nothing_if_asked_for(played: tuple[str, str]) -> None:
+    file, session = played
+    stands = lines(sayso("effects", session, "-d", file))
+    everything = lines(sayso("effects", session, "--all", "-d", file))
+
+    assert any("standing  reserve_table" in line and "made reservation R" in line for line in stands)
+    assert set(stands) <= set(everything)
+    assert not any("nothing  " in line for line in stands)
+
+
 def test_without_a_session_the_sessions_are_listed(played: tuple[str, str]) -> None:
     file, session = played
     [line] = lines(sayso("log", "-d", file))
@@ -131,6 +141,7 @@ def test_without_a_session_the_sessions_are_listed(played: tuple[str, str]) -> N
     ("words", "said"),
     [
         (("log", "ses_none", "-d", "{db}"), "no such session ses_none"),
+        (("effects", "ses_none", "-d", "{db}"), "no such session ses_none"),
         (("log", "ses_1", "-d", "/nowhere/at/all.db"), "there is no /nowhere/at/all.db"),
         (("token", "create", "alice", "-d", "{db}"), "write kind:id, as user:alice"),
         (("token", "create", "source:x", "-d", "{db}"), "a token is for a user or an operator"),

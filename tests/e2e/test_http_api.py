@@ -534,6 +534,7 @@ async def test_the_description_names_every_call_and_loads_nothing(served: Served
         ("DELETE", "/v1/sessions/{session}"),
         ("POST", "/v1/sessions/{session}/close"),
         ("POST", "/v1/sessions/{session}/stop"),
+        ("GET", "/v1/sessions/{session}/effects"),
         ("GET", "/v1/sessions/{session}/queue"),
         ("DELETE", "/v1/sessions/{session}/queue/{n}"),
         ("POST", "/v1/sessions/{session}/uploads"),

@@ -320,6 +320,23 @@ async def test_where_others_are_refused_a_foreign_message_is_409_and_nothing_is_
         assert (await served.http.get(f"{session}/queue", headers=bobs)).json()["waiting"] == 0
 
 
+# --- what was done ---------------------------------------------------------------
+
+
+async def test_what_a_session_has_done_is_for_those_who_may_see_it(served: Whole) -> None:
+    session, hers, bobs = await served.shared("viewer")
+    _, strangers = await served.somebody()
+
+    for headers in (hers, bobs):
+        assert (await served.http.get(f"{session}/effects?all=true", headers=headers)).json() == {
+            "effects": [],
+            "more": False,
+        }
+    problem(await served.http.get(f"{session}/effects", headers=strangers), 404, "not-found")
+    problem(await served.http.get(f"{session}/effects?limit=0", headers=hers), 422, "invalid")
+    problem(await served.http.get(f"{session}/effects?all=perhaps", headers=hers), 422, "invalid")
+
+
 # --- how a turn is stopped -----------------------------------------------------
 
 

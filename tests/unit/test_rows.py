@@ -564,7 +564,7 @@ def test_what_an_operation_did_counts_before_how_it_answered(
     (moved,) = [c for c in changes(row(body)) if isinstance(c, Update) and c.table is Table.OPERATION]
 
     by_outcome = OperationState.ANSWERED if outcome is Outcome.OK else OperationState.FAILED
-    assert moved.values == {"state": state or by_outcome}
+    assert moved.values == {"state": state or by_outcome, "effect": effect}
     assert moved.when == sources_of(state or by_outcome)
 
 

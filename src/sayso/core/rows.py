@@ -719,6 +719,11 @@ def _operation_after(body: ToolResultBody | ToolSettledBody) -> OperationState:
             return _OPERATION_AFTER[body.outcome]
 
 
+def _answered(operation: str, body: ToolResultBody | ToolSettledBody) -> Update:
+    left: dict[str, Scalar] = {} if body.effect is None else {"effect": body.effect}
+    return _moved(operation, _operation_after(body), **left)
+
+
 def _result(seq: int, body: ToolResultBody) -> tuple[Change, ...]:
     changes: list[Change] = [
         Update(
@@ -729,7 +734,7 @@ def _result(seq: int, body: ToolResultBody) -> tuple[Change, ...]:
         )
     ]
     if body.operation is not None and body.stored:
-        changes.append(_moved(body.operation, _operation_after(body)))
+        changes.append(_answered(body.operation, body))
     return (*changes, *_brought(seq, body))
 
 
@@ -850,7 +855,7 @@ def changes(row: Row) -> tuple[Change, ...]:
         case ToolResultBody() as body:
             return _result(seq, body)
         case ToolSettledBody() as body:
-            return (_moved(body.operation, _operation_after(body)), *_brought(seq, body))
+            return (_answered(body.operation, body), *_brought(seq, body))
         case ConsentApprovedBody() as body:
             ticks = None if body.ticks is None else canonical(list(body.ticks))
             answered: dict[str, Scalar] = {"answered_by": body.by, "answered_at_ms": body.received_at_ms}

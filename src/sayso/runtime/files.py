@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sayso.core.attachment import Attachment, digest_of
 from sayso.core.errors import Invalid, NotFound, StoreUnavailable
-from sayso.core.rows import InputBody, Row, ToolResultBody
+from sayso.core.rows import InputBody, Row, ToolResultBody, ToolSettledBody
 from sayso.core.text import file_name
 from sayso.runtime.commands import Caller, Commands
 from sayso.storage.store import Store, Upload
@@ -121,7 +121,7 @@ def _shows(row: Row, attachment: str) -> bool:
     match row.body:
         case InputBody(input=received):
             return any(each.id == attachment for each in received.attachments)
-        case ToolResultBody(attachments=attachments):
+        case ToolResultBody(attachments=attachments) | ToolSettledBody(attachments=attachments):
             return any(each.id == attachment for each in attachments)
         case _:
             return False

@@ -13,6 +13,7 @@ from starlette.types import Message, Receive
 from sayso.core.inputs import Answer, Keep, SettingsChange
 from sayso.core.session import Others, Position, SessionRole
 from sayso.runtime.commands import Commands
+from sayso.runtime.effects import Effects
 from sayso.runtime.files import Files
 from sayso.runtime.identity import Identity
 from sayso.runtime.people import Asked, People
@@ -39,7 +40,7 @@ class Api:
 
     def __init__(self, commands: Commands, store: Store, files: Files) -> None:
         self._commands, self._people, self._store = commands, People(commands, store), store
-        self._files = files
+        self._files, self._effects = files, Effects(commands, store)
 
     async def open_session(self, by: By, wanted: wire.OpenSession | None = None) -> wire.SessionView:
         """Open a session. It belongs to the caller."""
@@ -114,6 +115,13 @@ class Api:
     async def delete_session(self, by: By, session: str) -> None:
         """Delete a session and everything of it, at once."""
         await self._commands.delete_session(by, session)
+
+    async def list_effects(
+        self, by: By, session: str, limit: Limit = 100, everything: Annotated[bool, Query(alias="all")] = False
+    ) -> wire.EffectList:
+        """List what the session's operations left in the world, newest first: what stands, what may stand, and what
+        is under way; with `all`, what is gone and what left nothing too."""
+        return wire.effect_list(await self._effects.page(by, session, limit=limit, everything=everything))
 
     async def get_queue(self, by: By, session: str) -> wire.QueueView:
         """Return what waits for its turn: the caller's own messages, and how many there are of all."""

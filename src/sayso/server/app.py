@@ -62,6 +62,7 @@ def routes(
         call(session, api.delete_session, methods=["DELETE"], status_code=204),
         call(f"{session}/stop", api.stop_turn, methods=["POST"], responses=wire.NOT_DONE),
         call(f"{session}/close", api.close_session, methods=["POST"], responses=wire.NOT_DONE),
+        call(f"{session}/effects", api.list_effects),
         call(f"{session}/queue", api.get_queue),
         call(f"{session}/queue/{{n}}", api.retract_input, methods=["DELETE"], responses=wire.NOT_DONE),
         Route(f"{session}/uploads", uploads),

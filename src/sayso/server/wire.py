@@ -25,12 +25,13 @@ from sayso.core import errors, view
 from sayso.core.consent import Standing
 from sayso.core.origin import Principal
 from sayso.core.record import sentence
-from sayso.core.rows import Row, encode_body
+from sayso.core.rows import Row, decode_arguments, encode_body
 from sayso.core.session import Position, SessionRecord
 from sayso.core.text import plain
 from sayso.journal.append import JournalStatus
 from sayso.journal.feed import Captured
 from sayso.runtime.commands import Dispute
+from sayso.runtime.effects import Page
 from sayso.runtime.files import Staged
 from sayso.runtime.people import Participant, Queue
 from sayso.server.body import CutShort, Encoded, Form, NotJson, TooLarge, TooSlow
@@ -306,6 +307,38 @@ class QueueView(Shown):
     owners: list[OwnerCount] | None = Field(description="For operators: how many wait of each.")
 
 
+class MadeView(Shown):
+    """A thing that an operation made, as its source names it."""
+
+    source: str
+    kind: str
+    value: str
+    state: str = Field(description="`live`, or `gone`.")
+    reported_by: str | None = Field(description="The source that said it is gone.")
+
+
+class EffectView(Shown):
+    """What one operation left in the world."""
+
+    operation: str
+    turn: str
+    tool: str
+    arguments: dict[str, Any]
+    state: str = Field(
+        description="`under_way`: sent, and nothing came back yet. `standing`. `unknown`: it may be there. `gone`: "
+        "somebody reported so. `nothing`: it failed, was undone, or was never sent."
+    )
+    effect: str | None = Field(description="What its newest answer says: `partial` stands in part.")
+    made: list[MadeView]
+
+
+class EffectList(Shown):
+    """The newest effects of a session, newest first."""
+
+    effects: list[EffectView]
+    more: bool = Field(description="Whether there are older ones.")
+
+
 class JournalRow(Shown):
     """A row as stored."""
 
@@ -434,6 +467,32 @@ def upload_stored(staged: Staged) -> UploadStored:
 def settled(session: str, n: int | None, row: Row | None) -> Settled:
     """Return what became of something that was asked of a session."""
     return Settled(input=n, settled=None if row is None else row_view(row, session))
+
+
+def effect_list(found: Page) -> EffectList:
+    """Return what a session's operations left."""
+    effects = [
+        EffectView(
+            operation=one.operation.operation,
+            turn=one.operation.turn,
+            tool=one.operation.tool,
+            arguments=decode_arguments(one.operation.arguments),
+            state=one.presence,
+            effect=one.operation.effect,
+            made=[
+                MadeView(
+                    source=row.ref.source,
+                    kind=row.ref.kind,
+                    value=row.ref.value,
+                    state=row.state,
+                    reported_by=row.reported_by,
+                )
+                for row in one.made
+            ],
+        )
+        for one in found.effects
+    ]
+    return EffectList(effects=effects, more=found.more)
 
 
 def queue_view(found: Queue) -> QueueView:

@@ -140,6 +140,9 @@ class BodyStore(ABC):
     async def operation(self, session: str, operation: str) -> OperationRow | None:
         return await self._read(statements.operation, session, operation)
 
+    async def made(self, session: str) -> list[RefRow]:
+        return await self._read(statements.made, session)
+
     async def refs(self, source: str, refs: Sequence[Ref]) -> list[RefRow]:
         return await self._read(statements.refs, source, refs)
 

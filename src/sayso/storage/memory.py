@@ -26,7 +26,7 @@ from sayso.core.errors import (
     UploadsFull,
 )
 from sayso.core.inputs import Input, InputKind
-from sayso.core.operation import OperationState, Ref
+from sayso.core.operation import EffectState, OperationState, Ref
 from sayso.core.origin import Principal
 from sayso.core.rows import (
     BODY_VERSION,
@@ -327,13 +327,21 @@ class MemoryStore:
         for side in self._sides(session, Table.OPERATION):
             call, state = calls.get(side["call"], none), OperationState(side["state"])
             name, of_call, turn, tool, key = (side[c] for c in ("operation", "call", "turn", "tool", "key"))
-            row = OperationRow(name, of_call, turn, tool, key, state, side["attempts"], call["arguments"])
+            effect = None if side.get("effect") is None else EffectState(side["effect"])
+            row = OperationRow(name, of_call, turn, tool, key, state, side["attempts"], call["arguments"], effect)
             if states is None or state in states:
                 found.append(((call["seq"], len(name), name), row))
         return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
     async def operation(self, session: str, operation: str) -> OperationRow | None:
         return next((row for row in await self.operations(session) if row.operation == operation), None)
+
+    async def made(self, session: str) -> list[RefRow]:
+        record = await self.session(session)
+        closed = record is not None and record.closed_at_ms is not None
+        sides = [(Ref(*(str(s[c]) for c in ("source", "kind", "value"))), s) for s in self._sides(session, Table.REF)]
+        found = [_ref_row(session, ref, side, closed=closed) for ref, side in sides]
+        return sorted(found, key=lambda row: (row.seq, row.ref.source, row.ref.kind, row.ref.value))
 
     async def refs(self, source: str, refs: Sequence[Ref]) -> list[RefRow]:
         found: list[RefRow] = []
@@ -343,7 +351,7 @@ class MemoryStore:
                 side = kept.tables[Table.REF].get(key)
                 if side is not None:
                     closed = kept.record.closed_at_ms is not None
-                    found.append(RefRow(session, ref, side["state"], side["operation"], side["seq"], closed))
+                    found.append(_ref_row(session, ref, side, closed=closed))
         return found
 
     async def side_tables(self, session: str) -> dict[str, list[tuple[Scalar, ...]]]:
@@ -653,6 +661,10 @@ def _columns(attached: Attachment) -> Side:
         "size_bytes": attached.size_bytes,
         "digest": attached.digest,
     }
+
+
+def _ref_row(session: str, ref: Ref, side: Side, *, closed: bool) -> RefRow:
+    return RefRow(session, ref, side["state"], side["operation"], side["seq"], closed, side["reported_by"])
 
 
 def _released(sides: dict[Key, Side], n: int) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.errors import IllegalChange
-from sayso.core.operation import OperationState, Ref
+from sayso.core.operation import EffectState, OperationState, Ref
 from sayso.core.origin import Principal
 from sayso.core.rows import (
     BODY_VERSION,
@@ -503,14 +503,15 @@ def standing(session: str, consent: str) -> Body[Standing | None]:
 
 
 _OPERATION = """
-    o.operation, o.call, o.turn, o.tool, o.key, o.state, o.attempts, coalesce(c.arguments, '{}')
+    o.operation, o.call, o.turn, o.tool, o.key, o.state, o.attempts, coalesce(c.arguments, '{}'), o.effect
     from operation o left join call c on c.session = o.session and c.call = o.call
     """
 
 
 def _operation_row(row: tuple[Any, ...]) -> OperationRow:
-    operation, call, turn, tool, key, state, attempts, arguments = row
-    return OperationRow(operation, call, turn, tool, key, OperationState(state), attempts, arguments)
+    operation, call, turn, tool, key, state, attempts, arguments, effect = row
+    left = None if effect is None else EffectState(effect)
+    return OperationRow(operation, call, turn, tool, key, OperationState(state), attempts, arguments, left)
 
 
 def operations(session: str, states: Sequence[OperationState] | None) -> Body[list[OperationRow]]:
@@ -538,20 +539,38 @@ def operation(session: str, operation: str) -> Body[OperationRow | None]:
     return _operation_row(found[0]) if found else None
 
 
+def made(session: str) -> Body[list[RefRow]]:
+    """Read what a session's operations made."""
+    found = yield Sql(
+        """
+        select r.source, r.kind, r.value, r.state, r.operation, r.seq, s.closed_at_ms, r.reported_by
+        from ref r join session s on s.id = r.session where r.session = ?
+        order by r.seq, r.source /*postgres: collate "C"*/, r.kind /*postgres: collate "C"*/,
+            r.value /*postgres: collate "C"*/
+        """,
+        (session,),
+    )
+    return [
+        RefRow(session, Ref(source, kind, value), state, operation, seq, closed_at_ms is not None, by)
+        for source, kind, value, state, operation, seq, closed_at_ms, by in found
+    ]
+
+
 def refs(source: str, wanted: Sequence[Ref]) -> Body[list[RefRow]]:
     """Read who made these things, in the order they are named."""
     rows: list[RefRow] = []
     for ref in dict.fromkeys(ref for ref in wanted if ref.source == source):
         found = yield Sql(
             """
-            select r.session, r.state, r.operation, r.seq, s.closed_at_ms from ref r join session s on s.id = r.session
+            select r.session, r.state, r.operation, r.seq, s.closed_at_ms, r.reported_by
+            from ref r join session s on s.id = r.session
             where r.source = ? and r.kind = ? and r.value = ? order by r.session /*postgres: collate "C"*/
             """,
             (ref.source, ref.kind, ref.value),
         )
         rows += [
-            RefRow(session, ref, state, operation, seq, closed_at_ms is not None)
-            for session, state, operation, seq, closed_at_ms in found
+            RefRow(session, ref, state, operation, seq, closed_at_ms is not None, by)
+            for session, state, operation, seq, closed_at_ms, by in found
         ]
     return rows
 

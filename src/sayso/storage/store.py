@@ -19,7 +19,7 @@ from typing import Protocol
 from sayso.core.attachment import NO_BLOBS, Attachment, Blobs
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.inputs import Input, Lane
-from sayso.core.operation import OperationState, Ref
+from sayso.core.operation import EffectState, OperationState, Ref
 from sayso.core.origin import Principal
 from sayso.core.rows import Row
 from sayso.core.session import Position, SessionRecord, SessionRole, Token
@@ -235,6 +235,8 @@ class OperationRow:
     attempts: int
     #: canonical JSON of the arguments
     arguments: str
+    #: what it left in the world, as its newest answer says; None while nobody said so
+    effect: EffectState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,8 @@ class RefRow:
     seq: int
     #: its session was closed, and takes no input any more
     closed: bool = False
+    #: the source that said it is gone
+    reported_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +387,10 @@ class Store(Protocol):
 
     async def operation(self, session: str, operation: str) -> OperationRow | None:
         """Return one operation, or None."""
+        ...
+
+    async def made(self, session: str) -> list[RefRow]:
+        """Return the things that a session's operations made, in the order of the rows that say so."""
         ...
 
     async def refs(self, source: str, refs: Sequence[Ref]) -> list[RefRow]:
