@@ -72,11 +72,16 @@ class Agent:
     """
 
     def __init__(
-        self, name: str, model: Model | str, instructions: str, *, in_flight: Literal["queue", "merge"] = "queue"
+        self,
+        name: str,
+        model: Model | str,
+        instructions: str,
+        *,
+        in_flight: Literal["queue", "merge", "reject"] = "queue",
     ) -> None:
         """`in_flight` says what becomes of a person's message that arrives while a turn of hers runs: it waits and
-        starts a turn of its own, or it joins the running one as soon as nothing is half done. Another person's always
-        waits.
+        starts a turn of its own; it joins the running one as soon as nothing is half done; or it is stored and not
+        acted on, which a row tells her. Another person's always waits, and so does what a source or a timer says.
 
         Raises:
             ValueError: there is no such policy.

@@ -10,7 +10,7 @@ import pytest
 
 from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.origin import Principal
-from sayso.core.rows import ConsentApprovedBody, InputBody, Row, TurnEndBody, TurnStartBody
+from sayso.core.rows import ConsentApprovedBody, InputBody, InputSupersededBody, Row, TurnEndBody, TurnStartBody
 from sayso.core.session import Token
 from sayso.demo.local import LocalStage, OpenStore, local_stage
 from sayso.demo.scenarios import offer
@@ -18,6 +18,7 @@ from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.storage.store import Store, WriteOutcome
 from sayso.testing.stores import StoreAround
+from tests.simulation.room import room
 
 ALICE = Caller(Principal.parse("user:alice"), "api token")
 BOOK = "Book Friday at seven for four and tell the group"
@@ -111,3 +112,48 @@ async def test_an_answer_is_told_as_settled_only_once_that_is_durable(open_store
         blocking[0].open.set()
         await stage.rest()
         assert sorted((await stage.books())["tables"]) == ["R2"]
+
+
+# --- an agent that refuses what comes meanwhile ------------------------------------
+
+
+@pytest.mark.rule("C5")
+async def test_what_a_person_says_while_her_turn_runs_is_rejected_and_she_is_told(open_store: OpenStore) -> None:
+    """Stored, not acted on, on record. Another person's waits, and a source is never refused for being busy."""
+    async with room(open_store, in_flight="reject") as here:
+        await here.invite("bob")
+        hold = here.model.hold = asyncio.Event()
+        await here.post("alice", "one")
+        await here.model.until_asked()
+        meanwhile = await here.post("alice", "two")
+        await here.post("bob", "hello from bob")
+        assert await here.hook("a table is free", id="evt_1") == 202
+        while not await here.bodies(InputSupersededBody):  # noqa: ASYNC110 - its owner tells nobody
+            await asyncio.sleep(0)
+        here.model.hold = None
+        hold.set()
+        await here.rest()
+        await here.say("alice", "two, again")
+
+        [rejected] = await here.bodies(InputSupersededBody)
+        assert (rejected.n, rejected.reason) == (meanwhile, "T1 was running; say it again when it has ended")
+        assert [said for _, said in await here.heard()] == ["one", "hello from bob", "a table is free", "two, again"]
+
+
+@pytest.mark.rule("C5")
+async def test_what_waited_before_her_turn_began_is_not_rejected(open_store: OpenStore) -> None:
+    """Alice spoke while bob's turn ran, twice: the second still waits when her own turn begins."""
+    async with room(open_store, in_flight="reject") as here:
+        await here.invite("bob")
+        hold = here.model.hold = asyncio.Event()
+        await here.post("bob", "a long story")
+        await here.model.until_asked()
+        await here.post("alice", "one")
+        await here.post("alice", "two")
+        here.clock.advance(10)
+        here.model.hold = None
+        hold.set()
+        await here.rest()
+
+        assert await here.bodies(InputSupersededBody) == []
+        assert [said for _, said in await here.heard()] == ["a long story", "one", "two"]

@@ -34,6 +34,8 @@ class InFlight(StrEnum):
     QUEUE = "queue"
     #: it joins the turn at the next boundary
     MERGE = "merge"
+    #: it is not acted on, and its sender is told: she may say it again when the turn has ended
+    REJECT = "reject"
 
 
 class InputKind(StrEnum):

@@ -259,6 +259,9 @@ class Driver:
             else:
                 self._stage(await self._inbox.settle(entry))
             await self._flush()
+        if self._around.persona.in_flight is InFlight.REJECT:
+            self._stage(self._inbox.rejected())
+            await self._flush()
 
     def _stop(self, entry: InboxRow) -> None:
         """Stop the running turn (K24): nothing of it begins any more, and a reply that is being written ends where it

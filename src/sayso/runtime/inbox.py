@@ -188,6 +188,18 @@ class Inbox:
         self._waiting.remove(mine)
         return InputRetractedBody(entry.n, n, str(by))
 
+    def rejected(self) -> list[Draft]:
+        """Return the rows of what the running turn's own person said while it ran, where the agent is set to refuse
+        that. What she said before it began waits as it did; what a source says is never refused for being busy."""
+        turn, body = self._loaded.turn, self._loaded.turn_body
+        if turn is None or body is None:
+            return []
+        busy = [w for w in self._waiting if _may_join(w, body.origin, self._loaded.id) and w.input.owner is not None]
+        busy = [w for w in busy if w.received_at_ms >= self._loaded.turn_at_ms and w.n not in body.origin.inputs]
+        self._waiting = deque(waits for waits in self._waiting if waits not in busy)
+        why = f"{turn.id} was running; say it again when it has ended"
+        return [Draft(InputSupersededBody(waits.n, why)) for waits in busy]
+
     def stop(self, entry: InboxRow) -> list[Draft]:
         """Return the rows of a stop (K24): of the running turn, with what its sender still has waiting; or, where the
         turn that it names has ended with a question, of that question. It is the turn's own person's to stop, the
