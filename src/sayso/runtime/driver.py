@@ -160,6 +160,8 @@ class Driver:
         self._on_rest = on_rest
         self._around, self._token, self._loaded, self._journal = around, claimed.token, loaded, journal
         self._attempts = claimed.record.attempts
+        #: when it took the session up; what passed before that was nobody's work on the turn
+        self._since_ms = around.clock.now_ms()
         self._spawn = spawn
         self._inbox = Inbox(
             around.store,
@@ -489,7 +491,8 @@ class Driver:
             stood_still = await self._flush()
 
     def _took_too_long(self) -> bool:
-        return self._around.clock.now_ms() - self._loaded.turn_at_ms > self._around.limits.turn_ms
+        since_ms = max(self._loaded.turn_at_ms, self._since_ms)
+        return self._around.clock.now_ms() - since_ms > self._around.limits.turn_ms
 
     async def _join(self, turn: Turn, effects: Sequence[Due]) -> bool:
         """Let what its own user said meanwhile join the turn, where the agent is set to; return whether any did, or

@@ -43,7 +43,7 @@ class Limits:
     person_keep_ms: int = 2 * 24 * 3_600_000
     #: calls that the model may ask for in one turn; a reply with more than are left is not run, and ends the turn
     calls_per_turn: int = 200
-    #: how long one turn may take; it ends once nothing is half done
+    #: how long one turn may take, counted anew by whoever takes it over; it ends once nothing is half done
     turn_ms: int = 3_600_000
     #: how often a session is taken up without anything of it being stored, until what stands in its way is given up
     attempts_to_go_on: int = 5
