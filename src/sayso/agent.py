@@ -77,17 +77,18 @@ class Agent:
         model: Model | str,
         instructions: str,
         *,
-        in_flight: Literal["queue", "merge", "reject"] = "queue",
+        in_flight: Literal["queue", "merge", "reject", "restart"] = "queue",
     ) -> None:
         """`in_flight` says what becomes of a person's message that arrives while a turn of hers runs: it waits and
-        starts a turn of its own; it joins the running one as soon as nothing is half done; or it is stored and not
-        acted on, which a row tells her. Another person's always waits, and so does what a source or a timer says.
+        starts a turn of its own; it joins the running one as soon as nothing is half done; it is stored and not
+        acted on, which a row tells her; or the turn ends and another begins with both, which takes over what was done
+        where it plans the same again. Another person's always waits, and so does what a source or a timer says.
 
         Raises:
             ValueError: there is no such policy.
         """
         self.name, self.model, self.instructions = name, model, instructions
-        self.in_flight = InFlight(in_flight)
+        self.in_flight = _word(InFlight, in_flight, "in_flight")
         self._tools: dict[str, ToolSpec] = {}
         self._sources: dict[str, SourceSpec] = {}
 
@@ -121,6 +122,8 @@ class Agent:
         parallel_safe: bool = ...,
         timeout_s: float = ...,
         good_for_s: float = ...,
+        key_kept_s: float = ...,
+        no_restart: bool = ...,
         returns: str = ...,
         lookup: Callable[..., Awaitable[Any]] | None = ...,
         guard: Guard | None = ...,
@@ -144,6 +147,8 @@ class Agent:
         parallel_safe: bool = False,
         timeout_s: float = 30,
         good_for_s: float = 3600,
+        key_kept_s: float = 86400,
+        no_restart: bool = False,
         returns: str = Integrity.OUTSIDER,
         lookup: Callable[..., Awaitable[Any]] | None = None,
         guard: Guard | None = None,
@@ -180,6 +185,8 @@ class Agent:
                 parallel_safe=parallel_safe,
                 timeout_ms=round(timeout_s * 1000),
                 good_for_ms=round(good_for_s * 1000),
+                key_kept_ms=round(key_kept_s * 1000),
+                no_restart=no_restart,
                 returns=_word(Integrity, returns, f"{name}: returns"),
                 has_lookup=lookup is not None,
                 has_guard=guard is not None,

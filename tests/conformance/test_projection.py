@@ -95,7 +95,7 @@ class Life:
             "take": bool(self.queued),
             "notice": bool(self.queued),
             "start": not self.in_turn,
-            "end": self.in_turn,
+            "end": self.in_turn and not self.calls,
             "call": self.in_turn,
             "ask": self.in_turn,
             "intend": None in self.calls.values(),

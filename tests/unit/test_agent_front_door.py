@@ -370,5 +370,5 @@ def test_a_user_module_imports_no_server_and_no_client() -> None:
 
 
 def test_a_policy_for_input_in_flight_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="restart"):
-        Agent("a", ScriptedModel([]), "", in_flight="restart")  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(ValueError, match="none of queue, merge, reject, restart"):
+        Agent("a", ScriptedModel([]), "", in_flight="sometimes")  # type: ignore[arg-type]  # what is tested

@@ -81,13 +81,13 @@ def test_what_failed_was_never_sent_or_is_gone_stays_so() -> None:
 def test_an_unknown_operation_is_looked_up_else_sent_again_with_its_key_else_told(
     has_lookup: bool, keyed: bool, attempts: int, what: Settlement
 ) -> None:
-    assert settlement(has_lookup=has_lookup, keyed=keyed, attempts=attempts, attempts_max=5) is what
+    assert settlement(has_lookup=has_lookup, recognised=keyed, attempts=attempts, attempts_max=5) is what
 
 
 @pytest.mark.rule("D5")
 @given(st.booleans(), st.integers(0, 100), st.integers(0, 100))
 def test_an_unkeyed_operation_is_never_sent_again(has_lookup: bool, attempts: int, attempts_max: int) -> None:
-    what = settlement(has_lookup=has_lookup, keyed=False, attempts=attempts, attempts_max=attempts_max)
+    what = settlement(has_lookup=has_lookup, recognised=False, attempts=attempts, attempts_max=attempts_max)
 
     assert what is not Settlement.RESEND
 

@@ -380,6 +380,7 @@ def test_a_reader_sees_whose_voice_a_turn_has_and_who_a_person_is_by_her_name_al
         "origin": {"kind": "source", "name": "restaurant", "verified": "standard-webhooks v1"},
         "continues": "T1",
         "consent": "A1",
+        "restarts": None,
     }
 
 

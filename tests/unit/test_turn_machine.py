@@ -56,6 +56,7 @@ from sayso.core.turn import (
     Proceed,
     Replied,
     Resumed,
+    Reuse,
     Run,
     Send,
     Sent,
@@ -93,6 +94,8 @@ def said(what: Due) -> str:
             return f"intend {called.call}"
         case Send(called, apart):
             return f"send {called.call}" + (" apart" if apart else "")
+        case Reuse(called):
+            return f"reuse {called.takes} as {called.call}"
         case Run(called):
             return f"run {called.call}"
         case Settle(called, attempts):
@@ -700,7 +703,7 @@ class Play:
 
     def settle(self, called: Called, attempts: int) -> None:
         has_lookup = called.call not in self.looked_up and self.data.draw(st.booleans())
-        match settlement(has_lookup=has_lookup, keyed=called.keyed, attempts=attempts, attempts_max=3):
+        match settlement(has_lookup=has_lookup, recognised=called.keyed, attempts=attempts, attempts_max=3):
             case Settlement.LOOK_UP:
                 self.looked_up.add(called.call)
                 self.turn, _ = advance(self.turn, Begun(called.call))

@@ -99,6 +99,11 @@ class Contract:
     timeout_ms: int = 30_000
     #: after a restart an operation not yet sent is sent only while its say-so is at most this old (K14)
     good_for_ms: int = 3_600_000
+    #: how long the other side recognises a repeat by the key, from the first time it was sent; after that a keyed
+    #: operation is not sent again (D5)
+    key_kept_ms: int = 86_400_000
+    #: a turn in which it was sent is not begun anew for what its person says meanwhile: that waits
+    no_restart: bool = False
     #: how far its results are trusted; undeclared, not at all (R2)
     returns: Integrity = Integrity.OUTSIDER
     #: whether the tool can tell what became of an operation by its key
@@ -115,8 +120,8 @@ class Contract:
             raise ContractError(f"{self.tool}: only a tool without an effect can be parallel-safe")
         if self.guarded_first and not self.has_guard:
             raise ContractError(f"{self.tool}: guarded_first needs a guard")
-        if self.timeout_ms <= 0 or self.good_for_ms <= 0:
-            raise ContractError(f"{self.tool}: timeout and good_for must be positive")
+        if self.timeout_ms <= 0 or self.good_for_ms <= 0 or self.key_kept_ms <= 0:
+            raise ContractError(f"{self.tool}: timeout, good_for and key_kept must be positive")
         stray = [name for name in self.fields if name not in self.roles]
         if stray:
             raise ContractError(f"{self.tool}: say names {', '.join(stray)}, which is no argument of the tool")

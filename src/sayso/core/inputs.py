@@ -36,6 +36,8 @@ class InFlight(StrEnum):
     MERGE = "merge"
     #: it is not acted on, and its sender is told: she may say it again when the turn has ended
     REJECT = "reject"
+    #: the turn ends, and another begins with what was said before and since; it takes over what was done (C7)
+    RESTART = "restart"
 
 
 class InputKind(StrEnum):

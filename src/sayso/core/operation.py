@@ -101,11 +101,12 @@ class Settlement(StrEnum):
     TELL = "tell"
 
 
-def settlement(*, has_lookup: bool, keyed: bool, attempts: int, attempts_max: int) -> Settlement:
-    """Return how to settle an unknown operation; an unkeyed one is never sent again silently (D5)."""
+def settlement(*, has_lookup: bool, recognised: bool, attempts: int, attempts_max: int) -> Settlement:
+    """Return how to settle an unknown operation. One that the other side would not recognise, because it has no key or
+    its key is too old by now, is never sent again silently (D5)."""
     if has_lookup:
         return Settlement.LOOK_UP
-    if keyed and attempts < attempts_max:
+    if recognised and attempts < attempts_max:
         return Settlement.RESEND
     return Settlement.TELL
 

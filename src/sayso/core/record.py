@@ -127,6 +127,8 @@ def persisted(received: Input, event_id: str) -> str:
 
 def _turn_start(row: Row, body: TurnStartBody) -> str:
     text = f"{row.turn} origin={body.origin.principal.id}"
+    if body.restarts is not None:
+        return f"{text}, in place of {body.restarts}"
     if body.continues is not None:
         return f"{text}, continues {body.continues} after the answer to {body.consent}"
     return f"{text}, runs the steps of {body.consent}" if body.consent else text

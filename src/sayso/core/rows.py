@@ -134,6 +134,10 @@ class TurnStartBody:
     replaced: tuple[Replaced, ...] = ()
     #: when the say-so that it acts on was given (K14)
     say_so_at_ms: int = 0
+    #: the turn that ended for it (C7)
+    restarts: str | None = None
+    #: operations of that turn that a call of this one may take over, if it plans the same (D3)
+    reuse: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,17 @@ class Called:
     approvers: tuple[str, ...] = ()
     #: the provider's id, a note only
     provider_id: str = ""
+    #: an older operation that this call takes over instead of beginning one (D3)
+    takes: str | None = None
+    #: that one is done: nothing is sent, and nothing is asked
+    done: bool = False
+    #: when that one was first sent
+    sent_at_ms: int | None = None
+
+    @property
+    def operation(self) -> str:
+        """The operation that this call is about, if it does something to the world: its own, or the one it takes."""
+        return self.takes or self.call
 
     @property
     def is_operation(self) -> bool:
@@ -656,7 +671,17 @@ class Release:
     n: int
 
 
-Change = Insert | Update | Delete | Release
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """No row with these values may be in one of these states, or the whole write is refused (`IllegalChange`): this is
+    where a turn can't end with a call that has no result."""
+
+    table: Table
+    key: Mapping[str, Scalar]
+    when: tuple[str, ...]
+
+
+Change = Insert | Update | Delete | Release | Absent
 
 
 def _taken(n: int, seq: int) -> Update:
@@ -680,7 +705,7 @@ def _calls(seq: int, turn: str | None, calls: tuple[Called, ...]) -> tuple[Chang
     )
 
 
-def _operation(body: ToolIntendedBody | ToolSentBody, turn: str | None, state: OperationState) -> Insert:
+def _operation(body: ToolIntendedBody | ToolSentBody, turn: str | None, sent_at_ms: int | None) -> Insert:
     return Insert(
         Table.OPERATION,
         {
@@ -690,8 +715,9 @@ def _operation(body: ToolIntendedBody | ToolSentBody, turn: str | None, state: O
             "tool": body.tool,
             "key": body.key,
             "digest": body.digest,
-            "state": state,
-            "attempts": 0 if state is OperationState.INTENDED else 1,
+            "state": OperationState.INTENDED if sent_at_ms is None else OperationState.SENT,
+            "attempts": 0 if sent_at_ms is None else 1,
+            "sent_at_ms": sent_at_ms,
         },
     )
 
@@ -837,7 +863,8 @@ def changes(row: Row) -> tuple[Change, ...]:
         case TurnStartBody() as body:
             return _turn_started(seq, turn, body)
         case TurnEndBody():
-            return (Update(Table.SESSION, {}, {"turn": None, "turn_seq": None, "turn_principal": None}),)
+            over = Update(Table.SESSION, {}, {"turn": None, "turn_seq": None, "turn_principal": None})
+            return (Absent(Table.CALL, {"turn": turn}, ("open",)), over)
         case ModelCalledBody(calls=calls) | TurnStepsBody(calls=calls):
             return _calls(seq, turn, calls)
         case ModelSaidBody():
@@ -845,11 +872,12 @@ def changes(row: Row) -> tuple[Change, ...]:
         case TurnAskBody(consent=consent):
             return (*_asked(seq, row.epoch, consent), Update(Table.SESSION, {}, {"consents": _number(consent.id)}))
         case ToolIntendedBody() as body:
-            return (_operation(body, turn, OperationState.INTENDED),)
+            return (_operation(body, turn, None),)
         case ToolSentBody() as body:
             if body.attempt == 1 and not body.intended:
-                return (_operation(body, turn, OperationState.SENT),)
-            return (_moved(body.operation, OperationState.SENT, attempts=body.attempt),)
+                return (_operation(body, turn, row.at_ms),)
+            first: dict[str, Scalar] = {"sent_at_ms": row.at_ms} if body.attempt == 1 else {}
+            return (_moved(body.operation, OperationState.SENT, attempts=body.attempt, **first),)
         case ToolUnknownBody(operation=operation):
             return (_moved(operation, OperationState.UNKNOWN),)
         case ToolResultBody() as body:

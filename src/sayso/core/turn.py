@@ -83,6 +83,8 @@ class Planned:
     state: CallState = CallState.PLANNED
     outcome: Outcome | None = None
     attempts: int = 0
+    #: when it was first sent
+    sent_at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,7 @@ class Sent:
     """An operation's attempt is stored, and may go out."""
 
     call: str
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +268,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Reuse:
+    """Give a call the result of an older operation that is done (D3)."""
+
+    call: Called
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Call a tool that does nothing to the world; nothing is stored first."""
 
@@ -303,7 +313,7 @@ class End:
     reason: str
 
 
-Due = CallModel | Intend | Send | Run | Settle | Close | Ask | End
+Due = CallModel | Intend | Send | Reuse | Run | Settle | Close | Ask | End
 
 
 # --- the machine -------------------------------------------------------------
@@ -346,9 +356,9 @@ def _after(turn: Turn, event: Event) -> Turn:
             return replace(turn, phase=Phase.ACTING, plan=_in_order(calls))
         case Phase.ACTING, Intended(call) if _runs(turn, call) and not turn.find(call).called.keyed:
             return _moved(turn, call, CallState.INTENDED, CallState.PLANNED)
-        case Phase.ACTING, Sent(call) if _runs(turn, call):
+        case Phase.ACTING, Sent(call, at_ms) if _runs(turn, call):
             before = (CallState.PLANNED, CallState.INTENDED, CallState.SENT, CallState.UNKNOWN)
-            return _moved(turn, call, CallState.SENT, *before, attempt=True)
+            return _moved(turn, call, CallState.SENT, *before, sent_at_ms=at_ms)
         case Phase.ACTING, Begun(call) if _runs(turn, call):
             return _moved(turn, call, CallState.SENT, CallState.UNKNOWN)
         case Phase.ACTING, Begun(call):
@@ -433,8 +443,15 @@ def _arranged(calls: tuple[Called, ...]) -> tuple[Planned, ...]:
         if not (beside and called.parallel_safe):
             group += 1
         beside = called.parallel_safe
-        planned.append(Planned(called, group))
+        planned.append(_planned(called, group))
     return tuple(planned)
+
+
+def _planned(called: Called, group: int) -> Planned:
+    """A call that takes over an operation which was sent begins where that one stands: nobody knows what it did."""
+    if called.takes is not None and not called.done:
+        return Planned(called, group, CallState.UNKNOWN, attempts=1, sent_at_ms=called.sent_at_ms)
+    return Planned(called, group)
 
 
 def _runs(turn: Turn, call: str) -> bool:
@@ -443,11 +460,14 @@ def _runs(turn: Turn, call: str) -> bool:
     return planned.called.is_operation and planned.group != FIXED
 
 
-def _moved(turn: Turn, call: str, to: CallState, *before: CallState, attempt: bool = False) -> Turn:
+def _moved(turn: Turn, call: str, to: CallState, *before: CallState, sent_at_ms: int | None = None) -> Turn:
     planned = turn.find(call)
     if planned.state not in before:
         raise OutOfOrder(f"{turn.id}: {call} is {planned.state}, so it can't become {to}")
-    moved = replace(planned, state=to, attempts=planned.attempts + (1 if attempt else 0))
+    moved = replace(planned, state=to)
+    if sent_at_ms is not None:
+        first = sent_at_ms if planned.sent_at_ms is None else planned.sent_at_ms
+        moved = replace(moved, attempts=planned.attempts + 1, sent_at_ms=first)
     return _with(turn, moved)
 
 
@@ -461,7 +481,8 @@ def _settled(turn: Turn, call: str, outcome: Outcome) -> Turn:
     if planned.state is CallState.SETTLED:
         raise OutOfOrder(f"{turn.id}: {call} has its result already")
     ran = outcome in (Outcome.OK, Outcome.FAILED, Outcome.UNKNOWN)
-    if ran and planned.called.is_operation and planned.state not in (CallState.SENT, CallState.UNKNOWN):
+    sent = planned.state in (CallState.SENT, CallState.UNKNOWN) or planned.called.done
+    if ran and planned.called.is_operation and not sent:
         raise OutOfOrder(f"{turn.id}: {call} was never sent, so it can't be {outcome}")
     after = _with(turn, replace(planned, state=CallState.SETTLED, outcome=outcome))
     done = all(p.state is CallState.SETTLED for p in after.plan)
@@ -554,6 +575,8 @@ def _due_of_call(planned: Planned) -> tuple[Due, ...]:
     match planned.state:
         case CallState.PLANNED if called.verdict is Verdict.DENY:
             return (Close(called, Outcome.REFUSED, called.reason),)
+        case CallState.PLANNED if called.done:
+            return (Reuse(called),)
         case CallState.PLANNED if not called.is_operation:
             return (Run(called),)
         case CallState.PLANNED if called.keyed:
@@ -600,7 +623,7 @@ def event_of(row: Row) -> Event | None:
         case ToolIntendedBody(call=call):
             return Intended(call)
         case ToolSentBody(call=call):
-            return Sent(call)
+            return Sent(call, row.at_ms)
         case ToolUnknownBody(call=call):
             return GaveUp(call)
         case ToolResultBody(call=call, outcome=outcome):

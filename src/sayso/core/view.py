@@ -80,6 +80,7 @@ def _calls(calls: tuple[Called, ...]) -> list[Json]:
             "call": called.call,
             "tool": called.tool,
             "arguments": dict(called.arguments),
+            "takes": called.takes,
             "verdict": called.verdict.value,
             "reason": called.reason,
         }
@@ -152,7 +153,12 @@ def _body(row: Row) -> Json:
         case EffectGoneBody(ref=ref, reported_by=by, operation=operation):
             return {"ref": str(ref), "reported_by": by, "operation": operation}
         case TurnStartBody() as body:
-            return {"origin": _origin(body.origin), "continues": body.continues, "consent": body.consent}
+            return {
+                "origin": _origin(body.origin),
+                "continues": body.continues,
+                "consent": body.consent,
+                "restarts": body.restarts,
+            }
         case TurnStepsBody(consent=consent, calls=calls):
             return {"consent": consent, "calls": _calls(calls)}
         case TurnAskBody(consent=consent):

@@ -13,7 +13,7 @@ from sayso.core.consent import Consent, ConsentState, Replaced, Standing, Step, 
 from sayso.core.contract import Contract, Effect
 from sayso.core.errors import Invalid
 from sayso.core.labels import RUNTIME, Integrity, Label, Part
-from sayso.core.operation import EffectState, idempotency_key
+from sayso.core.operation import EffectState, OperationState, idempotency_key
 from sayso.core.origin import Origin, Principal
 from sayso.core.rows import (
     Called,
@@ -40,6 +40,7 @@ from sayso.core.turn import CallState, End, Planned, Turn
 from sayso.runtime.loaded import Loaded
 from sayso.runtime.operations import Attempt, Came
 from sayso.runtime.ports import Call, Finished, ProposedCall, Tools
+from sayso.storage.store import OperationRow
 
 Decide = Callable[..., Decision]
 
@@ -71,7 +72,27 @@ def replied(reply: Finished, turn: Turn, loaded: Loaded, tools: Tools, decide: D
         _called(call, f"{turn.id}.{number}.{place}", loaded, tools, decide, label)
         for place, call in enumerate(reply.calls, 1)
     )
-    return Draft(ModelCalledBody(number, calls, parts), turn.id)
+    return Draft(ModelCalledBody(number, _taking(calls, loaded), parts), turn.id)
+
+
+#: what was sent and not answered is taken over too: it is found out, or sent again under its key
+_REUSABLE = (OperationState.ANSWERED, OperationState.UNKNOWN, OperationState.SENT)
+
+
+def _taking(calls: Sequence[Called], loaded: Loaded) -> tuple[Called, ...]:
+    """Let each call that may run take over an operation that did, or may have done, the same: tool and canonical
+    arguments are equal, and it is taken once (D3)."""
+    left = [row for row in loaded.reuse.values() if row.state in _REUSABLE]
+    taking = []
+    for called in calls:
+        wanted = (called.tool, canonical(called.arguments))
+        equal = next((row for row in left if (row.tool, row.arguments) == wanted), None)
+        if equal is not None and called.is_operation and called.verdict is Verdict.RUN:
+            left.remove(equal)
+            done = equal.state is OperationState.ANSWERED
+            called = replace(called, takes=equal.operation, done=done, sent_at_ms=equal.sent_at_ms)
+        taking.append(called)
+    return tuple(taking)
 
 
 def broken_off(text: str, turn: Turn, loaded: Loaded) -> list[Draft]:
@@ -155,18 +176,18 @@ def _digest(called: Called) -> str:
 
 def intended(called: Called, turn: Turn, session: str) -> Draft:
     """Return the row of an operation that is stored and not sent (D1). Its id is its call's."""
-    key = idempotency_key(session, called.call)
-    return Draft(ToolIntendedBody(called.call, called.call, called.tool, key, _digest(called)), turn.id)
+    key = idempotency_key(session, called.operation)
+    return Draft(ToolIntendedBody(called.operation, called.call, called.tool, key, _digest(called)), turn.id)
 
 
 def sent(called: Called, turn: Turn, session: str) -> Draft:
     """Return the row of an attempt that may go out once it is durable. The key is the operation's (D2)."""
     planned = turn.find(called.call)
     body = ToolSentBody(
-        called.call,
+        called.operation,
         called.call,
         called.tool,
-        idempotency_key(session, called.call),
+        idempotency_key(session, called.operation),
         _digest(called),
         planned.attempts + 1,
         intended=planned.state is CallState.INTENDED,
@@ -177,12 +198,12 @@ def sent(called: Called, turn: Turn, session: str) -> Draft:
 def handed(called: Called, turn: Turn, session: str, by: Principal) -> Call:
     """Return what the tool is handed beside its arguments."""
     attempt = max(turn.find(called.call).attempts, 1)
-    return Call(session, turn.id, idempotency_key(session, called.call), str(by), attempt)
+    return Call(session, turn.id, idempotency_key(session, called.operation), str(by), attempt)
 
 
 def unknown(called: Called, turn: Turn, reason: str) -> Draft:
     """Return the row of an attempt that was given up (C7)."""
-    return Draft(ToolUnknownBody(called.call, called.call, called.tool, reason), turn.id)
+    return Draft(ToolUnknownBody(called.operation, called.call, called.tool, reason), turn.id)
 
 
 def _is_stored(planned: Planned) -> bool:
@@ -203,7 +224,7 @@ def _result(called: Called, turn: Turn, outcome: Outcome, *parts: Part, effect: 
         called.tool,
         outcome,
         parts,
-        operation=called.call if stored else None,
+        operation=called.operation if stored else None,
         stored=stored,
         effect=effect,
         acting_principal=turn.acting,
@@ -226,11 +247,11 @@ def result(ended: Attempt, called: Called, turn: Turn, returns: Integrity) -> Dr
     return Draft(replace(body, made=ended.made, attachments=ended.attachments), turn.id)
 
 
-def settled(ended: Attempt, tool: str, turn: str, acting: str | None, returns: Integrity) -> Draft:
+def settled(ended: Attempt, operation: str, tool: str, turn: str, acting: str | None, returns: Integrity) -> Draft:
     """Return the row of an operation that was given up as unknown and answered after all (K25)."""
     outcome = Outcome.OK if ended.came is Came.OK else Outcome.FAILED
     body = ToolSettledBody(
-        ended.call,
+        operation,
         ended.call,
         tool,
         outcome,
@@ -249,6 +270,32 @@ def _said(ended: Attempt, tool: str, returns: Integrity) -> tuple[Part, ...]:
     return (part,) if ended.text or not ended.attachments else ()
 
 
+def reused(called: Called, turn: Turn) -> Draft:
+    """Return the result of a call whose operation was done before: nothing was sent again."""
+    said = by_runtime(f"done before, as {called.takes}, and taken over: nothing was sent again, and its result stands")
+    body = _result(called, turn, Outcome.OK, said, effect=EffectState.COMMITTED)
+    return Draft(replace(body, operation=called.takes, stored=False), turn.id)
+
+
+#: what became of an operation that nobody plans any more
+_LEFT = {
+    OperationState.ANSWERED: "stands",
+    OperationState.SENT: "may or may not stand",
+    OperationState.UNKNOWN: "may or may not stand",
+}
+
+
+def left_over(loaded: Loaded) -> list[Draft]:
+    """Return a word to the people about each operation that a restarted turn did not take over: it stands, or may,
+    and nothing was undone."""
+    return [Draft(NoticeBody((by_runtime(_left(row)),))) for row in loaded.reuse.values() if row.state in _LEFT]
+
+
+def _left(row: OperationRow) -> str:
+    what = f"{row.tool} {plain(row.arguments, chars_max=200)} ({row.operation})"
+    return f"{what} {_LEFT[row.state]} and is not planned any more. Nothing was undone."
+
+
 def told(called: Called, turn: Turn, reason: str) -> list[Draft]:
     """Return the rows of an operation that stays unknown: its result, and a word to the people (D5)."""
     text = (
@@ -265,22 +312,23 @@ def _unsure(called: Called, text: str, turn: Turn) -> list[Draft]:
     return [closed(called, Outcome.UNKNOWN, text, turn), Draft(NoticeBody((by_runtime(text),)), turn.id)]
 
 
-def cancelled(turn: Turn, reason: str, *, ending: Ending = Ending.CANCELLED) -> list[Draft]:
+def cancelled(turn: Turn, reason: str, *, ending: Ending = Ending.CANCELLED, tell: bool = True) -> list[Draft]:
     """Return the rows that end a turn whose work was given up: a result for each call that has none, and the end.
     What may have happened is said to be unknown, never undone."""
     drafts = [
         result
         for planned in turn.plan
         if planned.state is not CallState.SETTLED
-        for result in _given_up(planned, turn, reason)
+        for result in _given_up(planned, turn, reason, tell=tell)
     ]
     return [*drafts, ended(turn, End(ending, reason))]
 
 
-def _given_up(planned: Planned, turn: Turn, reason: str) -> list[Draft]:
+def _given_up(planned: Planned, turn: Turn, reason: str, *, tell: bool) -> list[Draft]:
     out = planned.state in (CallState.SENT, CallState.UNKNOWN)
     if out and planned.called.is_operation:
-        return _unsure(planned.called, f"{planned.called.tool} may or may not have happened: {reason}.", turn)
+        rows = _unsure(planned.called, f"{planned.called.tool} may or may not have happened: {reason}.", turn)
+        return rows if tell else rows[:1]
     outcome = Outcome.FAILED if out else Outcome.NOT_STARTED
     return [closed(planned.called, outcome, reason, turn)]
 

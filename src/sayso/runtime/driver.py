@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from sayso.core.turn import (
     Planned,
     Proceed,
     Resumed,
+    Reuse,
     Run,
     Send,
     Settle,
@@ -182,7 +183,7 @@ class Driver:
         #: what may begin once everything staged is durable
         self._waiting: list[Work] = []
         self._staged = False
-        #: answers of operations whose result is not known to be durable, with the tool that gave each
+        #: answers of operations whose result is not known to be durable, by operation, with the tool that gave each
         self._heard: dict[str, tuple[str, Attempt]] = {}
         #: how many inputs wait, as those who listen were told
         self._waiting_shown = 0
@@ -261,9 +262,63 @@ class Driver:
             else:
                 self._stage(await self._inbox.settle(entry))
             await self._flush()
-        if self._around.persona.in_flight is InFlight.REJECT:
-            self._stage(self._inbox.rejected())
-            await self._flush()
+        match self._around.persona.in_flight:
+            case InFlight.REJECT:
+                self._stage(self._inbox.rejected())
+            case InFlight.RESTART:
+                await self._restart()
+            case InFlight.QUEUE | InFlight.MERGE:
+                return
+        await self._flush()
+
+    async def _restart(self) -> None:
+        """End the running turn for another one, where its own person has said more (C7): one commit. What is out is not
+        waited for, and what it did is unknown, until it says so or a call of the new turn takes it over."""
+        turn, body = self._loaded.turn, self._loaded.turn_body
+        if self._stopping or turn is None or body is None or turn.stopped or turn.steps_of is not None:
+            return
+        if any(self._forbids_restart(planned) for planned in turn.plan):
+            return
+        said = self._inbox.said_meanwhile()
+        if not said:
+            return
+        self._take_what_came()
+        await self._flush()
+        done = await self._inbox.done_in(turn.id)
+        turn = self._loaded.turn
+        if turn is None:  # the store did not follow for a while, and it ended
+            return
+        if turn.phase is Phase.THINKING:
+            self._stage(self._cut_off())
+        self._let_go_of_what_is_out()
+        why = f"{body.origin.principal} said more, and it begins anew"
+        self._loaded.reuse |= {row.operation: row for row in done}
+        self._stage([*compose.cancelled(turn, why, tell=False), *self._inbox.restarting(said, turn.id, body)])
+
+    def _forbids_restart(self, planned: Planned) -> bool:
+        contract = self._contracts.get(planned.called.tool)
+        out = planned.called.is_operation and planned.state in (CallState.SENT, CallState.UNKNOWN)
+        return out and contract is not None and contract.no_restart
+
+    def _take_what_came(self) -> None:
+        """Take in the results that have come and nobody has looked at, before their turn ends."""
+        came = [self._happenings.get_nowait() for _ in range(self._happenings.qsize())]
+        for happening in came:
+            if isinstance(happening, Attempt):
+                self._take(happening)
+            else:
+                self._happenings.put_nowait(happening)
+
+    def _let_go_of_what_is_out(self) -> None:
+        """Wait for nothing of the turn any more. An operation stays out: what it did may still be heard (K25)."""
+        turn = self._turn
+        for task, call in list(self._out.items()):
+            planned = self._planned(call) if call is not None else None
+            if planned is None or not planned.called.is_operation:
+                task.cancel()
+            else:
+                self._detached[planned.called.call] = Detached(planned.called, turn.id, turn.acting, task)
+                del self._out[task]
 
     def _stop(self, entry: InboxRow) -> None:
         """Stop the running turn (K24): nothing of it begins any more, and a reply that is being written ends where it
@@ -291,15 +346,9 @@ class Driver:
 
     def _grace_over(self) -> None:
         """End a stopped turn. What is still out is given up: what it did is unknown, and it may still tell (K25)."""
-        turn = self._turn
-        for task, call in list(self._out.items()):
-            planned = self._planned(call) if call is not None else None
-            if planned is None or not planned.called.is_operation:
-                task.cancel()
-            else:
-                self._detached[planned.called.call] = Detached(planned.called, turn.id, turn.acting, task)
-                del self._out[task]
-        self._stage(compose.cancelled(turn, turn.stopped))
+        self._take_what_came()
+        self._let_go_of_what_is_out()
+        self._stage_end(compose.cancelled(self._turn, self._turn.stopped))
 
     async def _close(self, entry: InboxRow) -> None:
         """Write the session's last rows: what is out is given up, the turn ends, and nothing more begins. What answered
@@ -310,7 +359,7 @@ class Driver:
         why = f"the session was closed by {entry.input.principal}"
         if self._loaded.turn is not None:
             self._stage(self._cut_off())
-            self._stage(compose.cancelled(self._loaded.turn, why))
+            self._stage_end(compose.cancelled(self._loaded.turn, why))
         self._stage(self._inbox.closing(entry, why))
         await self._flush()
 
@@ -358,7 +407,8 @@ class Driver:
         for answered in await self._give_up_what_is_out():
             self._note_heard(answered)
         if self._heard:
-            self._around.rescue.keep([_evidence(self._loaded.id, tool, came) for tool, came in self._heard.values()])
+            session, heard = self._loaded.id, self._heard.items()
+            self._around.rescue.keep([_evidence(session, operation, *answer) for operation, answer in heard])
 
     async def _give_up_what_is_out(self) -> list[Attempt]:
         """Nothing begins any more, and nothing is waited for. Return the receipts that had come."""
@@ -374,7 +424,7 @@ class Driver:
         planned, detached = self._planned(receipt.call), self._detached.get(receipt.call)
         called = detached.called if detached is not None else planned.called if planned is not None else None
         if called is not None and called.is_operation:
-            self._heard[receipt.call] = (called.tool, receipt)
+            self._heard[called.operation] = (called.tool, receipt)
 
     # turns
 
@@ -407,8 +457,8 @@ class Driver:
         self._stage(compose.too_old(self._turn, say_so_at_ms, now_ms, self._contracts))
         if self._turn.stopped:  # nobody looks into what was out; but what is known of it is said
             for one in self._around.rescue.of(self._loaded.id):
-                if self._is_open(one.operation):
-                    self._take(_rescued(one))
+                if (about := self._is_about(one.operation)) is not None:
+                    self._take(_rescued(one, about.call))
         await self._flush()
 
     async def _give_up_what_stands_in_the_way(self) -> None:
@@ -419,7 +469,7 @@ class Driver:
         if turn is not None:
             what = f"{turn.id} was"
             self._tell(Resumed())
-            self._stage(compose.cancelled(self._turn, why, ending=Ending.FAILED))
+            self._stage_end(compose.cancelled(self._turn, why, ending=Ending.FAILED))
         elif owed is not None:
             if owed.state is not ConsentState.APPROVED:
                 return  # a no owes a turn that only speaks: it is tried again, with a growing pause
@@ -440,13 +490,14 @@ class Driver:
         """Say what operations did that were given up, in a turn that is over, and answered when the store could not
         take it (K9, K25)."""
         for one in self._around.rescue.of(self._loaded.id):
-            if self._is_open(one.operation):
+            if self._is_about(one.operation) is not None:
                 continue
             known = await self._around.store.operation(self._loaded.id, one.operation)
             if known is not None and known.state is OperationState.UNKNOWN:
                 contract = self._contracts.get(known.tool)
                 returns = contract.returns if contract is not None else Integrity.OUTSIDER
-                self._stage([compose.settled(_rescued(one), known.tool, known.turn, None, returns)])
+                came = _rescued(one, known.operation)
+                self._stage([compose.settled(came, known.operation, known.tool, known.turn, None, returns)])
 
     async def _start_next(self) -> bool:
         """Begin the next turn: one that an answer owes comes before the queue (K13). False if there is none.
@@ -527,6 +578,8 @@ class Driver:
                     await self._flush()
                 if self._is_open(call.call):
                     self._send(call)
+            case Reuse(call):
+                self._stage([compose.reused(call, turn)])
             case Run(call):
                 self._tell(Begun(call.call))
                 self._waiting.append(Work(partial(self._attempt, call, self._handed(call)), call.call, first=True))
@@ -559,10 +612,14 @@ class Driver:
         model goes on with the origin of the turn that asked (K16)."""
         if end.ending is Ending.CANCELLED:  # stopped: nothing goes on from it either
             self._end_waiting_for_grace()
-            self._stage(compose.cancelled(turn, end.reason))
+            self._stage_end(compose.cancelled(turn, end.reason))
             return
         hands_on = [] if turn.steps_of is None else [await self._continuation(turn.steps_of)]
-        self._stage([compose.ended(turn, end), *hands_on])
+        self._stage_end([compose.ended(turn, end), *hands_on])
+
+    def _stage_end(self, rows: Sequence[Draft]) -> None:
+        """End the turn, and no other takes its place: what of an older one it did not take over is told of now."""
+        self._stage([*compose.left_over(self._loaded), *rows])
 
     # rows
 
@@ -600,7 +657,7 @@ class Driver:
         """All that was staged is durable, results too: an answer that was kept for one of them is needed no more."""
         self._heard.clear()
         for one in self._around.rescue.of(self._loaded.id):
-            if not self._is_open(one.operation):
+            if self._is_about(one.operation) is None:
                 self._around.rescue.drop(one.session, one.operation)
 
     # the store does not follow
@@ -686,6 +743,13 @@ class Driver:
         plan = turn.plan if turn is not None else ()
         return next((planned for planned in plan if planned.called.call == call), None)
 
+    def _is_about(self, operation: str) -> Called | None:
+        """Return the call of the open turn that is about an operation, its own or one that it has taken over, while
+        it has no result."""
+        plan = self._loaded.turn.plan if self._loaded.turn is not None else ()
+        about = (planned for planned in plan if planned.called.operation == operation)
+        return next((planned.called for planned in about if planned.state is not CallState.SETTLED), None)
+
     def _is_open(self, call: str) -> bool:
         """Whether a call has no result yet."""
         planned = self._planned(call)
@@ -757,23 +821,36 @@ class Driver:
     def _settle(self, call: Called, attempts: int, *, looked_up: bool = False) -> None:
         """Find out what became of an unknown operation: from an answer that was rescued (K9), or else ask the other
         side, send again with the same key, or tell a person (D5)."""
-        rescued = next((one for one in self._around.rescue.of(self._loaded.id) if one.operation == call.call), None)
+        rescue = self._around.rescue.of(self._loaded.id)
+        rescued = next((one for one in rescue if one.operation == call.operation), None)
         if rescued is not None:
-            self._take(_rescued(rescued))
+            self._take(_rescued(rescued, call.call))
+            return
+        if any(detached.called.operation == call.operation for detached in self._detached.values()):
+            self._tell(Begun(call.call))  # the attempt that was given up is still out: what it says is this call's
             return
         contract = self._around.persona.tools.contracts.get(call.tool)
         most = self._around.limits.attempts_per_operation
         has_lookup = contract is not None and contract.has_lookup and not looked_up
-        match settlement(
-            has_lookup=has_lookup, keyed=call.keyed and contract is not None, attempts=attempts, attempts_max=most
-        ):
+        recognised = call.keyed and contract is not None and self._key_is_kept(call, contract)
+        match settlement(has_lookup=has_lookup, recognised=recognised, attempts=attempts, attempts_max=most):
             case Settlement.LOOK_UP:
                 self._tell(Begun(call.call))
                 self._waiting.append(Work(partial(self._look_up, call, self._handed(call)), call.call))
             case Settlement.RESEND:
-                self._send(call, after_ms=delay_ms(attempts, chance=0.5) if attempts > 1 else 0)
+                self._send_again(call, attempts)
+            case Settlement.TELL if call.keyed and not recognised:
+                self._stage(compose.told(call, self._turn, "no answer came, and its key is too old to be sent again"))
             case Settlement.TELL:
                 self._stage(compose.told(call, self._turn, "no answer came"))
+
+    def _send_again(self, call: Called, attempts: int) -> None:
+        self._send(call, after_ms=delay_ms(attempts, chance=0.5) if attempts > 1 else 0)
+
+    def _key_is_kept(self, call: Called, contract: Contract) -> bool:
+        """Whether the other side still recognises a repeat by the key."""
+        sent_at_ms = self._turn.find(call.call).sent_at_ms
+        return sent_at_ms is None or self._around.clock.now_ms() <= sent_at_ms + contract.key_kept_ms
 
     async def _ask_model(self, turn: str, number: int) -> None:
         persona, limits = self._around.persona, self._around.limits
@@ -823,18 +900,26 @@ class Driver:
                     self._grace_over()
             case Attempt() as came if came.call in self._detached:
                 self._answered_after_all(came)
+            case Attempt(call=call) if not self._is_open(call):
+                return  # of a call that was given up, and did nothing to the world
             case Attempt() as came:
                 if came.is_receipt:
                     self._note_heard(came)
                 self._attempted(came)
 
     def _answered_after_all(self, came: Attempt) -> None:
-        """Take in what an operation did that was given up: by a row of its own, for its call has its one result."""
+        """Take in what an operation did that was given up: as the result of the call that has taken it over, or by a
+        row of its own, for the call that began it has its one result."""
         gone = self._detached.pop(came.call)
-        if came.is_receipt:
-            self._heard[came.call] = (gone.called.tool, came)
+        taker = self._is_about(gone.called.operation)
+        if taker is not None:
+            self._note_heard(taken := replace(came, call=taker.call))
+            self._attempted(taken)
+        elif came.is_receipt:
+            self._heard[gone.called.operation] = (gone.called.tool, came)
             returns = self._contracts[gone.called.tool].returns
-            self._stage([compose.settled(came, gone.called.tool, gone.turn, gone.acting, returns)], blobs=came.blobs)
+            about = (gone.called.operation, gone.called.tool, gone.turn, gone.acting)
+            self._stage([compose.settled(came, *about, returns)], blobs=came.blobs)
 
     @property
     def _most_calls(self) -> int:
@@ -846,7 +931,7 @@ class Driver:
         self._tell(ModelFailed(fault))
         [end] = due(self._turn)
         assert isinstance(end, End)
-        self._stage([*self._cut_off(), compose.ended(self._turn, end)])
+        self._stage_end([*self._cut_off(), compose.ended(self._turn, end)])
 
     def _cut_off(self) -> list[Draft]:
         """Return the row of what was shown of the reply that is being written."""
@@ -870,17 +955,17 @@ class Driver:
                 self._settle(called, planned.attempts, looked_up=True)
             case Came.ABSENT if called.keyed and planned.attempts < self._around.limits.attempts_per_operation:
                 self._stage([compose.unknown(called, turn, ended.text)])
-                self._settle(called, planned.attempts, looked_up=True)
+                self._send_again(called, planned.attempts)  # whatever the age of its key: it is known not to be there
             case Came.ABSENT:
                 self._stage([compose.result(ended, called, turn, contract.returns)])
 
 
-def _evidence(session: str, tool: str, came: Attempt) -> Evidence:
+def _evidence(session: str, operation: str, tool: str, came: Attempt) -> Evidence:
     lost = f"\n({len(came.attachments)} files that it gave back were lost)" if came.attachments else ""
-    return Evidence(session, came.call, tool, came.came is Came.OK, came.text + lost, came.made, came.effect)
+    return Evidence(session, operation, tool, came.came is Came.OK, came.text + lost, came.made, came.effect)
 
 
-def _rescued(one: Evidence) -> Attempt:
+def _rescued(one: Evidence, call: str) -> Attempt:
     unsaid = EffectState.COMMITTED if one.happened else EffectState.NONE
     came = Came.OK if one.happened else Came.FAILED
-    return Attempt(one.operation, came, one.text, one.made, effect=one.effect or unsaid)
+    return Attempt(call, came, one.text, one.made, effect=one.effect or unsaid)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from sayso.core.consent import ConsentState, Replaced, Settled, Standing
@@ -45,7 +46,7 @@ from sayso.runtime.compose import already, by_runtime, instant
 from sayso.runtime.limits import Limits
 from sayso.runtime.loaded import Loaded
 from sayso.runtime.rules import Rules
-from sayso.storage.store import InboxRow, RefRow, Store
+from sayso.storage.store import InboxRow, OperationRow, RefRow, Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -191,14 +192,46 @@ class Inbox:
     def rejected(self) -> list[Draft]:
         """Return the rows of what the running turn's own person said while it ran, where the agent is set to refuse
         that. What she said before it began waits as it did; what a source says is never refused for being busy."""
-        turn, body = self._loaded.turn, self._loaded.turn_body
-        if turn is None or body is None:
+        turn, busy = self._loaded.turn, self.said_meanwhile()
+        if turn is None or not busy:
             return []
-        busy = [w for w in self._waiting if _may_join(w, body.origin, self._loaded.id) and w.input.owner is not None]
-        busy = [w for w in busy if w.received_at_ms >= self._loaded.turn_at_ms and w.n not in body.origin.inputs]
-        self._waiting = deque(waits for waits in self._waiting if waits not in busy)
+        self._take_out(busy)
         why = f"{turn.id} was running; say it again when it has ended"
         return [Draft(InputSupersededBody(waits.n, why)) for waits in busy]
+
+    def said_meanwhile(self) -> list[InboxRow]:
+        """Return what waits of the running turn's own person that came in while it ran."""
+        body = self._loaded.turn_body
+        if self._loaded.turn is None or body is None or not body.origin.is_user:
+            return []
+        since = self._loaded.turn_at_ms
+        mine = [w for w in self._waiting if w.input.kind is InputKind.MESSAGE and w.received_at_ms >= since]
+        return [w for w in mine if w.input.principal == body.origin.principal and w.n not in body.origin.inputs]
+
+    def _take_out(self, taken: Sequence[InboxRow]) -> None:
+        self._waiting = deque(waits for waits in self._waiting if waits not in taken)
+
+    async def done_in(self, turn: str) -> list[OperationRow]:
+        """Return the operations that may have done something: those that the turn began, and those it took over."""
+        states = (OperationState.SENT, OperationState.ANSWERED, OperationState.UNKNOWN)
+        found = await self._read(self._store.operations, self._loaded.id, states=states)
+        return [row for row in found if row.turn == turn or row.operation in self._loaded.taken]
+
+    def restarting(self, said: Sequence[InboxRow], turn: str, body: TurnStartBody) -> list[Draft]:
+        """Take what was said meanwhile, and return the rows that begin a turn with it in place of another (C7)."""
+        self._take_out(said)
+        origin = replace(body.origin, inputs=(*body.origin.inputs, *(entry.n for entry in said)))
+        begins = TurnStartBody(
+            origin,
+            steps_left=self._limits.steps_per_turn,
+            about=body.about,
+            replaced=body.replaced,
+            say_so_at_ms=said[-1].received_at_ms,
+            restarts=turn,
+            reuse=tuple(self._loaded.reuse),
+        )
+        taken = [Draft(InputBody(e.n, e.source, e.event_id, e.received_at_ms, e.input)) for e in said]
+        return [*taken, Draft(begins, f"T{self._loaded.turns + 1}")]
 
     def stop(self, entry: InboxRow) -> list[Draft]:
         """Return the rows of a stop (K24): of the running turn, with what its sender still has waiting; or, where the
@@ -237,7 +270,7 @@ class Inbox:
         """Let what the sender of a stop said before it, and nobody has looked at, go with it."""
         by = entry.input.principal
         mine = [waits for waits in self._waiting if waits.n < entry.n and waits.input.owner == by]
-        self._waiting = deque(waits for waits in self._waiting if waits not in mine)
+        self._take_out(mine)
         return [Draft(InputSupersededBody(waits.n, stopped_by(str(by)))) for waits in mine]
 
     def closing(self, entry: InboxRow, why: str) -> list[Draft]:

@@ -6,21 +6,27 @@ Loading reads the session row, the open questions, the open turn's rows and a bo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.context import Context
+from sayso.core.operation import OperationState
 from sayso.core.origin import Principal
 from sayso.core.rows import (
+    Called,
     ConsentApprovedBody,
     ConsentDeclinedBody,
     ConsentExpiredBody,
     ConsentUsedBody,
     ConsentWithdrawnBody,
     InputBody,
+    ModelCalledBody,
+    Outcome,
     Row,
     SessionClosedBody,
+    ToolSettledBody,
     TurnAskBody,
     TurnStartBody,
 )
@@ -28,7 +34,7 @@ from sayso.core.session import SessionRecord
 from sayso.core.turn import Phase, Turn, advance, event_of, fold, start
 from sayso.runtime.limits import Limits
 from sayso.runtime.rules import Rules
-from sayso.storage.store import Store
+from sayso.storage.store import OperationRow, Store
 
 
 @dataclass(slots=True)
@@ -46,6 +52,10 @@ class Loaded:
     turn_body: TurnStartBody | None = None
     #: when it began, by its first row
     turn_at_ms: int = 0
+    #: operations that a call of the turn may take over, by id: each once (D3)
+    reuse: dict[str, OperationRow] = field(default_factory=dict)
+    #: older operations that calls of the turn have taken over
+    taken: set[str] = field(default_factory=set)
     #: its last row is written: nothing comes in, and nothing goes on
     closed: bool = False
 
@@ -57,8 +67,16 @@ class Loaded:
                 assert row.turn is not None
                 self.turns += 1
                 self.turn, self.turn_body, self.turn_at_ms = start(row.turn, body), body, row.at_ms
+                self.reuse = {id_: row for id_, row in self.reuse.items() if id_ in body.reuse}
+                self.taken = set()
                 if body.consent is not None:
                     self._owes_nothing(body.consent)
+            case ModelCalledBody(calls=calls):
+                self.taken |= _taken(calls)
+                self.reuse = {id_: row for id_, row in self.reuse.items() if id_ not in self.taken}
+            case ToolSettledBody(operation=id_, outcome=outcome) if id_ in self.reuse:
+                state = OperationState.ANSWERED if outcome is Outcome.OK else OperationState.FAILED
+                self.reuse[id_] = replace(self.reuse[id_], state=state)
             case InputBody() as body if self.turn is not None and row.turn == self.turn.id:
                 assert self.turn_body is not None
                 self.turn_body = _said_again(self.turn_body, body)
@@ -129,6 +147,15 @@ def _said_again(turn: TurnStartBody, joined: InputBody) -> TurnStartBody:
     return replace(turn, say_so_at_ms=joined.received_at_ms)
 
 
+def _taken(calls: Sequence[Called]) -> set[str]:
+    return {called.takes for called in calls if called.takes is not None}
+
+
+async def _reusable(store: Store, session: str, ids: Sequence[str]) -> dict[str, OperationRow]:
+    found = [await store.operation(session, id_) for id_ in ids]
+    return {row.operation: row for row in found if row is not None}
+
+
 async def load(store: Store, record: SessionRecord, rules: Rules, limits: Limits) -> Loaded:
     """Return a claimed session as its rows describe it."""
     past = await store.last_rows(record.id, limit=limits.context_rows)
@@ -147,6 +174,9 @@ async def load(store: Store, record: SessionRecord, rules: Rules, limits: Limits
         body, loaded.turn_at_ms = mine[0].body, mine[0].at_ms
         assert isinstance(body, TurnStartBody)
         loaded.turn_body = reduce(_said_again, (row.body for row in mine if isinstance(row.body, InputBody)), body)
+        for row in mine:
+            loaded.taken |= _taken(row.body.calls) if isinstance(row.body, ModelCalledBody) else set()
+        loaded.reuse = await _reusable(store, record.id, [id_ for id_ in body.reuse if id_ not in loaded.taken])
         if body.consent is not None and body.continues is None:
             used = await store.standing(record.id, body.consent)
             if used is not None:

@@ -30,6 +30,7 @@ from sayso.core.operation import EffectState, OperationState, Ref
 from sayso.core.origin import Principal
 from sayso.core.rows import (
     BODY_VERSION,
+    Absent,
     ConflictSettledBody,
     Delete,
     Insert,
@@ -274,7 +275,9 @@ class MemoryStore:
         refs: Counter[str] = Counter()
         for row in rows:
             for change in changes(row):
-                if isinstance(change, Release):
+                if isinstance(change, Absent):
+                    _check_absent(tables[change.table], change)
+                elif isinstance(change, Release):
                     refs.subtract(_released(tables[Table.ATTACHMENT], change.n))
                 elif isinstance(change, Update) and change.table is Table.SESSION:
                     new = {column: _clean(value) for column, value in change.values.items()}
@@ -328,7 +331,9 @@ class MemoryStore:
             call, state = calls.get(side["call"], none), OperationState(side["state"])
             name, of_call, turn, tool, key = (side[c] for c in ("operation", "call", "turn", "tool", "key"))
             effect = None if side.get("effect") is None else EffectState(side["effect"])
-            row = OperationRow(name, of_call, turn, tool, key, state, side["attempts"], call["arguments"], effect)
+            row = OperationRow(
+                name, of_call, turn, tool, key, state, side["attempts"], call["arguments"], effect, side["sent_at_ms"]
+            )
             if states is None or state in states:
                 found.append(((call["seq"], len(name), name), row))
         return [row for _, row in sorted(found, key=lambda pair: pair[0])]
@@ -671,6 +676,19 @@ def _released(sides: dict[Key, Side], n: int) -> list[str]:
     """Let go of what came with an input; return the digest of each, whose reference goes with it."""
     gone = [key for key, side in sides.items() if side["n"] == n]
     return [sides.pop(key)["digest"] for key in gone]
+
+
+def _check_absent(sides: dict[Key, Side], change: Absent) -> None:
+    """Return if nothing is in a state that it may not be in.
+
+    Raises:
+        IllegalChange: something is.
+    """
+    wanted = [side for side in sides.values() if all(side[column] == value for column, value in change.key.items())]
+    if any(side["state"] in change.when for side in wanted):
+        raise IllegalChange(
+            f"a {change.table} of {' '.join(map(str, change.key.values()))} is {' or '.join(change.when)}"
+        )
 
 
 def _apply(sides: dict[Key, Side], change: Insert | Update | Delete) -> None:

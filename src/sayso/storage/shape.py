@@ -51,7 +51,7 @@ SIDE_COLUMNS: dict[Table, tuple[str, ...]] = {
     ),
     Table.INBOX: ("n", "state", "taken_seq"),
     Table.CALL: ("call", "turn", "tool", "arguments", "state", "seq", "outcome", "result_seq"),
-    Table.OPERATION: ("operation", "call", "turn", "tool", "key", "digest", "state", "attempts"),
+    Table.OPERATION: ("operation", "call", "turn", "tool", "key", "digest", "state", "attempts", "sent_at_ms"),
     Table.CONSENT: (
         "consent",
         "turn",

@@ -23,6 +23,7 @@ from sayso.core.operation import EffectState, OperationState, Ref
 from sayso.core.origin import Principal
 from sayso.core.rows import (
     BODY_VERSION,
+    Absent,
     ConflictSettledBody,
     Delete,
     Insert,
@@ -282,6 +283,10 @@ def write(token: Token, rows: Sequence[Row], blobs: Blobs = NO_BLOBS) -> Body[Wr
             if isinstance(change, Release):
                 refs.subtract((yield from release_attachments(token.session, change.n)))
                 continue
+            if isinstance(change, Absent):
+                if (yield _present(token.session, change)):
+                    raise IllegalChange(f"row {row.seq} ({row.kind}): {_there(change)}")
+                continue
             if isinstance(change, Update) and change.table is Table.SESSION:
                 of_session.update(zip(change.values, _plain(change.values.values()), strict=True))
                 continue
@@ -330,6 +335,17 @@ def _applied(session: str, change: Insert | Update | Delete) -> Sql:
     return Sql(text, (*values, session, *change.key.values(), *map(str, change.when)))
 
 
+def _present(session: str, change: Absent) -> Sql:
+    """Return the statement that finds what may not be there."""
+    return Sql(
+        _present_text(change.table, tuple(change.key), len(change.when)), (session, *change.key.values(), *change.when)
+    )
+
+
+def _there(change: Absent) -> str:
+    return f"a {change.table} of {_named(change.key, tuple(change.key))} is {' or '.join(change.when)}"
+
+
 def _plain(values: Iterable[Scalar]) -> list[Scalar]:
     """Return values as every driver takes them."""
     return [str(value) if isinstance(value, StrEnum) else value for value in values]
@@ -364,6 +380,13 @@ def _insert_text(table: Table, columns: tuple[str, ...], replace: bool) -> str:
 def _delete_text(table: Table, key: tuple[str, ...]) -> str:
     where = " and ".join(f"{column} = ?" for column in ("session", *key))
     return f"delete from {table} where {where}"  # noqa: S608 - from core.rows
+
+
+@cache
+def _present_text(table: Table, key: tuple[str, ...], states: int) -> str:
+    where = " and ".join(f"{column} = ?" for column in ("session", *key))
+    in_state = f"state in ({', '.join('?' * states)})" if states > 1 else "state = ?"
+    return f"select 1 from {table} where {where} and {in_state} limit 1"  # noqa: S608 - from core.rows
 
 
 #: what goes when a row changes, beside what the change says: the bytes of an input that was taken
@@ -503,15 +526,16 @@ def standing(session: str, consent: str) -> Body[Standing | None]:
 
 
 _OPERATION = """
-    o.operation, o.call, o.turn, o.tool, o.key, o.state, o.attempts, coalesce(c.arguments, '{}'), o.effect
+    o.operation, o.call, o.turn, o.tool, o.key, o.state, o.attempts, coalesce(c.arguments, '{}'), o.effect,
+    o.sent_at_ms
     from operation o left join call c on c.session = o.session and c.call = o.call
     """
 
 
 def _operation_row(row: tuple[Any, ...]) -> OperationRow:
-    operation, call, turn, tool, key, state, attempts, arguments, effect = row
+    operation, call, turn, tool, key, state, attempts, arguments, effect, sent_at_ms = row
     left = None if effect is None else EffectState(effect)
-    return OperationRow(operation, call, turn, tool, key, OperationState(state), attempts, arguments, left)
+    return OperationRow(operation, call, turn, tool, key, OperationState(state), attempts, arguments, left, sent_at_ms)
 
 
 def operations(session: str, states: Sequence[OperationState] | None) -> Body[list[OperationRow]]:

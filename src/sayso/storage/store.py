@@ -237,6 +237,8 @@ class OperationRow:
     arguments: str
     #: what it left in the world, as its newest answer says; None while nobody said so
     effect: EffectState | None = None
+    #: when it was first sent; None while it was not
+    sent_at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
