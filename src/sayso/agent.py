@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 from sayso.core.contract import ApproverRole, ConsentPolicy, Contract, ContractError, Effect, Role
 from sayso.core.inputs import InFlight
 from sayso.core.labels import Integrity
-from sayso.runtime.ports import Call, Heard, Model, Scheme
+from sayso.runtime.ports import Call, Classifier, Heard, Model, Scheme
 
 F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound=Callable[..., Heard])
@@ -78,17 +78,27 @@ class Agent:
         instructions: str,
         *,
         in_flight: Literal["queue", "merge", "reject", "restart"] = "queue",
+        classifier: Classifier | Literal["model", "none"] | None = None,
     ) -> None:
         """`in_flight` says what becomes of a person's message that arrives while a turn of hers runs: it waits and
         starts a turn of its own; it joins the running one as soon as nothing is half done; it is stored and not
         acted on, which a row tells her; or the turn ends and another begins with both, which takes over what was done
         where it plans the same again. Another person's always waits, and so does what a source or a timer says.
 
+        `classifier` says whether what she says belongs to the turn at all: where it is another matter it waits, where
+        it changes what she asked for the turn begins anew once what is out has answered, and where nobody can tell
+        she is asked. `"model"` has this agent's model say so, by one short request: what is left out does that where
+        words may join or begin a turn anew. `"none"` takes all of it for a part of the turn.
+
         Raises:
-            ValueError: there is no such policy.
+            ValueError: there is no such policy, or no such classifier.
         """
         self.name, self.model, self.instructions = name, model, instructions
         self.in_flight = _word(InFlight, in_flight, "in_flight")
+        if isinstance(classifier, str) and classifier not in ("model", "none"):
+            raise ContractError(f"classifier is {classifier!r}, which is none of model, none, or a Classifier")
+        asks = self.in_flight in (InFlight.MERGE, InFlight.RESTART)
+        self.classifier = classifier if classifier is not None else "model" if asks else "none"
         self._tools: dict[str, ToolSpec] = {}
         self._sources: dict[str, SourceSpec] = {}
 

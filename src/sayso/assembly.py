@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx2
 from pydantic import ValidationError
 
+from sayso.adapters.classifier import ModelClassifier
 from sayso.adapters.functions import FunctionTools
 from sayso.adapters.logs import JsonFormatter, LineFormatter
 from sayso.adapters.rescue import RescueFile
@@ -39,7 +40,7 @@ from sayso.runtime.identity import Identity
 from sayso.runtime.limits import Limits
 from sayso.runtime.numbered import Chosen, Line, lay_out, numbered
 from sayso.runtime.people import People
-from sayso.runtime.ports import Clock, Ids, Model, NoRescue, Rescue
+from sayso.runtime.ports import Classifier, Clock, Ids, Model, NoRescue, Rescue
 from sayso.runtime.rules import RULES, Rules
 from sayso.runtime.worker import Worker
 from sayso.server.app import Application, Server, create_app
@@ -82,9 +83,10 @@ class App:
         """
         self.store = store
         clock, ids, limits = clock or StoreClock(lambda: store.now_ms()), ids or SystemIds(), limits or Limits()
-        persona = Persona(
-            agent.name, agent.instructions, _model(agent.model), FunctionTools(agent.tools), agent.in_flight
-        )
+        model = _model(agent.model)
+        classifier = _classifier(agent, model)
+        tools = FunctionTools(agent.tools)
+        persona = Persona(agent.name, agent.instructions, model, tools, agent.in_flight, classifier)
         feeds = Feeds(projection=projection, bounds=_bounds(limits))
         self.worker = Worker(Around(store, clock, persona, limits, rules, rescue or NoRescue()), feeds, node=ids.node())
         self.commands = Commands(store, feeds, self.worker, ids, limits, rules=rules)
@@ -139,6 +141,12 @@ def _model(model: Model | str) -> Model:
     if isinstance(model, str):
         raise Unusable(f"model {model!r}: this release has no adapter for it; give Agent a Model object")
     return model
+
+
+def _classifier(agent: Agent, model: Model) -> Classifier | None:
+    if isinstance(agent.classifier, str):
+        return ModelClassifier(model) if agent.classifier == "model" else None
+    return agent.classifier
 
 
 def _sources(agent: Agent, environ: Mapping[str, str]) -> dict[str, FunctionSource]:

@@ -148,6 +148,13 @@ class Room:
     async def bodies(self, kind: type[T]) -> list[T]:
         return [row.body for row in await self.rows() if isinstance(row.body, kind)]
 
+    async def until(self, kind: type[T], count: int = 1) -> list[T]:
+        """Return the rows of a kind as soon as there are so many."""
+        async with asyncio.timeout(20):
+            while len(found := await self.bodies(kind)) < count:  # noqa: ASYNC110 - who follows hears of it too early
+                await asyncio.sleep(0)
+            return found
+
     async def heard(self) -> list[tuple[str, str]]:
         """Return who said what, as the journal has it."""
         inputs = [body.input for body in await self.bodies(InputBody)]

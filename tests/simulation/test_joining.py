@@ -34,7 +34,7 @@ from tests.simulation.room import Room, caller, room
 @asynccontextmanager
 async def merging(open_store: OpenStore) -> AsyncIterator[Room]:
     """A room where alice and bob share a session whose agent lets its user's words join."""
-    async with room(open_store, in_flight="merge") as shared:
+    async with room(open_store, in_flight="merge", classifier="none") as shared:
         await shared.invite("bob")
         yield shared
 
@@ -178,7 +178,7 @@ async def test_without_the_policy_everything_has_a_turn_of_its_own(open_store: O
 
 @pytest.mark.rule("K21", "C2", "K14")
 async def test_what_joined_is_still_there_after_a_restart_and_is_joined_once(open_store: OpenStore) -> None:
-    async with room(open_store, in_flight="merge", limits=Limits(drain_ms=1)) as shared:
+    async with room(open_store, in_flight="merge", classifier="none", limits=Limits(drain_ms=1)) as shared:
         gate = await out(shared, "alice", "use look: the door")
         await shared.post("alice", "use note: milk")
         shared.model.hold = asyncio.Event()
@@ -209,7 +209,10 @@ async def test_a_session_that_is_closed_as_something_might_join_is_over(open_sto
         stores.append(GatedStore(store))
         return stores[0].store
 
-    async with room(open_store, around=around, in_flight="merge") as shared, asyncio.TaskGroup() as asking:
+    async with (
+        room(open_store, around=around, in_flight="merge", classifier="none") as shared,
+        asyncio.TaskGroup() as asking,
+    ):
         words = shared.model.hold = asyncio.Event()
         await shared.post("alice", "hello")
         await shared.model.until_asked()
@@ -305,7 +308,7 @@ async def test_what_comes_in_the_last_moment_has_a_turn_of_its_own(open_store: O
         stores.append(GatedStore(store))
         return stores[0].store
 
-    async with room(open_store, around=around, in_flight="merge") as shared:
+    async with room(open_store, around=around, in_flight="merge", classifier="none") as shared:
         gate = stores[0].hold(Point.WRITE, of=[Kind.TURN_END])
         await shared.post("alice", "hello")
         await gate.reached()
@@ -320,7 +323,7 @@ async def test_what_comes_in_the_last_moment_has_a_turn_of_its_own(open_store: O
 @pytest.mark.parametrize("lag", range(12))
 async def test_whenever_it_comes_it_is_said_once(open_store: OpenStore, lag: int) -> None:
     """After each of the loop's steps: it joined, or has a turn of its own, and is answered."""
-    async with room(open_store, in_flight="merge") as shared:
+    async with room(open_store, in_flight="merge", classifier="none") as shared:
         await shared.post("alice", "use look: the sky")
         for _ in range(lag):
             await asyncio.sleep(0)
@@ -334,7 +337,7 @@ async def test_whenever_it_comes_it_is_said_once(open_store: OpenStore, lag: int
 
 async def test_a_turn_that_may_not_ask_the_model_again_takes_nothing_more(open_store: OpenStore) -> None:
     """It ends as it would have, and what she said has a turn of its own, with model calls of its own."""
-    async with room(open_store, in_flight="merge", limits=Limits(steps_per_turn=1)) as shared:
+    async with room(open_store, in_flight="merge", classifier="none", limits=Limits(steps_per_turn=1)) as shared:
         gate = await thinking(shared, "alice")
         await shared.post("alice", "and then")
         await go_on(shared, gate)
@@ -364,7 +367,7 @@ async def test_nothing_of_ones_own_overtakes_what_can_not_join(open_store: OpenS
 @pytest.mark.rule("K22", "X43")
 async def test_whoever_takes_the_session_over_looks_at_all_that_waits_again(open_store: OpenStore) -> None:
     """Looked at and not taken, when the process ended: alice's joins her turn, which goes on; bob's has his own."""
-    async with room(open_store, in_flight="merge", limits=Limits(drain_ms=1)) as shared:
+    async with room(open_store, in_flight="merge", classifier="none", limits=Limits(drain_ms=1)) as shared:
         await shared.invite("bob")
         await thinking(shared, "alice")
         await shared.post("bob", "and me")
@@ -395,7 +398,9 @@ async def test_what_must_wait_neither_spins_nor_is_let_go_of(open_store: OpenSto
 
         return Counted(store).store
 
-    async with room(open_store, around=around, in_flight="merge", limits=Limits(linger_ms=0)) as shared:
+    async with room(
+        open_store, around=around, in_flight="merge", classifier="none", limits=Limits(linger_ms=0)
+    ) as shared:
         await shared.invite("bob")
         gate = await thinking(shared, "alice")
         n = await shared.post("bob", "and me")

@@ -90,7 +90,9 @@ def world() -> World:
 @pytest.fixture
 async def here(open_store: OpenStore, world: World) -> AsyncIterator[Room]:
     limits = Limits(drain_ms=0)
-    async with room(open_store, limits=limits, answers=script, tools=world.tools, in_flight="restart") as here:
+    async with room(
+        open_store, limits=limits, answers=script, tools=world.tools, in_flight="restart", classifier="none"
+    ) as here:
         await here.invite("bob")
         yield here
 

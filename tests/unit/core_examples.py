@@ -18,7 +18,7 @@ from sayso.core.attachment import Attachment, digest_of, of_input
 from sayso.core.authority import Verdict
 from sayso.core.consent import AskedStep, Consent, ConsentState, Question, Shown, Standing, Step, steps_digest
 from sayso.core.contract import Effect, Role
-from sayso.core.inputs import Answer, Choice, Input, InputKind, Keep, ParticipantChange, Restated, SettingsChange
+from sayso.core.inputs import Answer, Choice, Fit, Input, InputKind, Keep, ParticipantChange, Restated, SettingsChange
 from sayso.core.labels import OUTSIDER, RUNTIME, USER, Label, Part
 from sayso.core.operation import EffectState, Ref
 from sayso.core.origin import Origin, Principal
@@ -35,6 +35,7 @@ from sayso.core.rows import (
     EffectGoneBody,
     Ending,
     InputBody,
+    InputClassifiedBody,
     InputRetractedBody,
     InputSupersededBody,
     ModelCalledBody,
@@ -291,6 +292,9 @@ def bodies_saying(text: str) -> tuple[Body, ...]:
         heard(InputKind.RETRACT, ALICE, retracts=9),
         SessionChangedBody(11, "user:alice", text, Others.REFUSE),
         InputSupersededBody(12, text),
+        InputClassifiedBody(12, Fit.UNSURE, text, 1),
+        InputClassifiedBody(12, Fit.ADDS, "user:alice", 1, "A1", 14, 940),
+        InputClassifiedBody(12, Fit.INDEPENDENT, "nobody", 1, "A1", 15),
         SessionClosedBody(13, "user:alice", 900),
         heard(InputKind.CLOSE, ALICE),
         heard(InputKind.SETTINGS, ALICE, settings=SettingsChange(text, Others.REFUSE)),

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from sayso.core import view
 from sayso.core.consent import ConsentState, Standing
-from sayso.core.inputs import Answer, Input, InputKind, Keep, ParticipantChange, SettingsChange
+from sayso.core.inputs import Answer, Fit, Input, InputKind, Keep, ParticipantChange, SettingsChange
 from sayso.core.operation import EffectState, Ref
 from sayso.core.record import persisted, sentence
 from sayso.core.rows import (
@@ -24,6 +24,7 @@ from sayso.core.rows import (
     ConsentWithdrawnBody,
     EffectGoneBody,
     Ending,
+    InputClassifiedBody,
     InputRetractedBody,
     InputSupersededBody,
     Kind,
@@ -216,6 +217,12 @@ SENTENCES: list[tuple[Body, str]] = [
     ),
     (SessionChangedBody(9, "user:alice", None, Others.QUEUE), "user:alice: others wait their turn meanwhile"),
     (InputSupersededBody(9, "the session was closed\n"), "input 9 is not acted on: the session was closed⏎"),
+    (InputClassifiedBody(9, Fit.REVISES, "open\nai", 1), "input 9 revises T2, open⏎ai says"),
+    (InputClassifiedBody(9, Fit.ADDS, "user:alice", 1, "A1", 10, 900), "input 9 adds to T2, as user:alice answers A1"),
+    (
+        InputClassifiedBody(9, Fit.INDEPENDENT, "nobody", 1, "A1", 10),
+        "input 9 is no part of T2, as nobody answered A1 in time",
+    ),
     (SessionClosedBody(9, "user:alice", 900), "by user:alice; nothing more comes in"),
     (heard(InputKind.CLOSE, ALICE), "alice closes the session"),
     (
@@ -345,6 +352,7 @@ PRIVATE: list[Body] = [
     InputRetractedBody(11, 9, "user:bob"),
     SessionChangedBody(12, "user:alice", "Friday", Others.QUEUE),
     InputSupersededBody(13, "the session was closed"),
+    InputClassifiedBody(13, Fit.ADDS, "user:alice", 1, "A1", 14, 900),
     SessionClosedBody(14, "user:alice", 900),
     TurnStopBody(15, "user:alice", 950),
     ToolSettledBody(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sayso.core.attachment import digest_of
-from sayso.core.inputs import Answer, Input, InputKind, Keep, Lane, timer_event_id
+from sayso.core.inputs import Answer, Fit, Input, InputKind, Keep, Lane, timer_event_id
 from sayso.core.operation import EffectState, OperationState, sources_of
 from sayso.core.rows import (
     BODY_VERSION,
@@ -30,6 +30,7 @@ from sayso.core.rows import (
     EffectGoneBody,
     Ending,
     InputBody,
+    InputClassifiedBody,
     InputRetractedBody,
     InputSupersededBody,
     Insert,
@@ -286,6 +287,23 @@ CHANGED: list[tuple[Body, list[str]]] = [
         InputSupersededBody(5, "the session was closed"),
         ["inbox{n=5} state=taken taken_seq=7 if queued", "-attachment n=5"],
     ),
+    (InputClassifiedBody(5, Fit.REVISES, "scripted", 1), []),
+    (
+        InputClassifiedBody(5, Fit.ADDS, "user:alice", 1, "A1", 6, 900),
+        [
+            "inbox{n=6} state=taken taken_seq=7 if queued",
+            "consent{consent=A1} state=used answered_by=user:alice answered_at_ms=900 used_by=T2 if open",
+            "timer{timer=A1} next_at_ms=None",
+        ],
+    ),
+    (
+        InputClassifiedBody(5, Fit.INDEPENDENT, "nobody", 1, "A1", 6),
+        [
+            "inbox{n=6} state=taken taken_seq=7 if queued",
+            "consent{consent=A1} state=expired if open",
+            "timer{timer=A1} next_at_ms=None",
+        ],
+    ),
     (
         SessionClosedBody(5, "user:alice", 900),
         [
@@ -536,7 +554,7 @@ def test_an_input_is_taken_once() -> None:
     assert {row(body).kind for body in taking} == {
         *(Kind.INPUT, Kind.NOTICE, Kind.ANSWER_REFUSED, Kind.CONFLICT_SETTLED),
         *(Kind.REQUEST_REFUSED, Kind.PARTICIPANT_CHANGED, Kind.INPUT_RETRACTED, Kind.SESSION_CHANGED),
-        *(Kind.INPUT_SUPERSEDED, Kind.SESSION_CLOSED, Kind.TURN_STOP),
+        *(Kind.INPUT_SUPERSEDED, Kind.SESSION_CLOSED, Kind.TURN_STOP, Kind.INPUT_CLASSIFIED),
         *(Kind.CONSENT_APPROVED, Kind.CONSENT_DECLINED, Kind.CONSENT_EXPIRED),
     }
     assert all({*guards(body, Table.INBOX)} == {("queued",)} for body in taking)

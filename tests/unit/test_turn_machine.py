@@ -52,6 +52,7 @@ from sayso.core.turn import (
     Intended,
     Joined,
     ModelFailed,
+    Paused,
     Phase,
     Proceed,
     Replied,
@@ -63,7 +64,9 @@ from sayso.core.turn import (
     Settle,
     Settled,
     StepsFixed,
+    Stopped,
     Turn,
+    Unpaused,
     advance,
     due,
     event_of,
@@ -533,6 +536,27 @@ def test_after_a_crash_only_what_was_out_of_a_group_is_due_again() -> None:
     follow(out, (Settled("look1", OK), ""), (Resumed(), "run look2"), (Begun("look2"), ""), (Settled("look2", OK), ""))
 
 
+# --- a pause -----------------------------------------------------------------
+
+
+@pytest.mark.rule("C2", "K23")
+def test_a_paused_turn_begins_nothing_until_its_own_question_is_settled() -> None:
+    planned = reached(ordinary(BOOK, PAY), Sent("book"), Settled("book", OK))
+    follow(
+        planned,
+        (Paused("A1"), ""),
+        (Unpaused("A2"), ""),
+        (Resumed(), ""),
+        (Unpaused("A1"), "intend pay"),
+    )
+    follow(ordinary(), (Paused("A1"), ""), (Unpaused("A1"), ""), (Proceed(), "call model"))
+
+
+@pytest.mark.rule("K23", "K24")
+def test_a_paused_turn_that_is_stopped_ends() -> None:
+    follow(ordinary(), (Paused("A1"), ""), (Stopped("alice stopped it"), "end cancelled"))
+
+
 # --- events that cannot happen -----------------------------------------------
 
 ABOUT_A_CALL = (Intended("book"), Sent("book"), Begun("book"), GaveUp("book"), Settled("book", OK))
@@ -555,6 +579,14 @@ IMPOSSIBLE: dict[str, tuple[Callable[[], Turn], tuple[Event, ...], tuple[Event, 
     "for a call that was given up": (ordinary, (*PLAN, Sent("book"), GaveUp("book")), (Intended("book"),)),
     "for a call with a result": (ordinary, (*PLAN, Sent("book"), Settled("book", OK)), ABOUT_A_CALL),
     "for a call of no plan": (ordinary, (Proceed(), Replied((TELL,))), ABOUT_A_CALL),
+    "while it is paused": (
+        ordinary,
+        (Paused("A1"),),
+        (Proceed(), Paused("A2"), Joined(), ModelFailed("x"), Asked("A1"), *ABOUT_A_CALL),
+    ),
+    "for a turn with something out": (ordinary, (*PLAN, Sent("book")), (Paused("A1"), Joined())),
+    "for a turn whose model is out": (ordinary, (Proceed(),), (Paused("A1"), Joined())),
+    "for a turn that runs the steps of a yes": (approved, (StepsFixed((BOOK, TELL)),), (Paused("A1"), Joined())),
     "after the question": (
         ordinary,
         (Proceed(), Replied((GUARDED,)), Asked("A1")),

@@ -99,6 +99,8 @@ class Consent:
     expires_at_ms: int
     #: model calls that were left to the asking turn, for its continuation (K16)
     steps_left: int = 0
+    #: the input whose place in the turn it asks about, where it is a pause: it fixes no steps, and its turn waits (K23)
+    pause: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,15 @@ def question(
     what = "; then ".join(step.sentence for step in asked)
     text = f"{consent_id}, asked because {because}: {what}?" + (f" ({', '.join(changed)})" if changed else "")
     return Question(text, because, asked)
+
+
+def pause_question(consent_id: str, turn: str, words: str) -> Question:
+    """Return the question that a paused turn asks its own person about what she said meanwhile (C4), in the runtime's
+    words around hers."""
+    said = quoted(words, chars_max=VALUE_CHARS_MAX)
+    because = f"{turn} is under way, and it is not clear whether what you said belongs to it"
+    text = f"{consent_id}, asked because {because}: does {said} belong to it? (if not, it waits for its own turn)"
+    return Question(text, because, ())
 
 
 #: how a question is worded; a parameter of the runtime so that a test can break the rule on purpose

@@ -40,6 +40,19 @@ class InFlight(StrEnum):
     RESTART = "restart"
 
 
+class Fit(StrEnum):
+    """How what a running turn's own person says meanwhile fits the turn (C3)."""
+
+    #: it belongs to what is being done: the agent's policy decides
+    ADDS = "adds"
+    #: it is another matter: it waits for a turn of its own
+    INDEPENDENT = "independent"
+    #: it changes what was asked for: what was done is settled first, and taken over or offered to be undone (C8)
+    REVISES = "revises"
+    #: nobody can tell: the turn pauses, and she is asked (C4)
+    UNSURE = "unsure"
+
+
 class InputKind(StrEnum):
     """What an input is to the session."""
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from sayso.core.attachment import Attachment
 from sayso.core.canonical import canonical
-from sayso.core.inputs import Input, InputKind, Keep, SettingsChange
+from sayso.core.inputs import Fit, Input, InputKind, Keep, SettingsChange
 from sayso.core.labels import Part
 from sayso.core.operation import Ref
 from sayso.core.rows import (
@@ -24,6 +24,7 @@ from sayso.core.rows import (
     ConsentWithdrawnBody,
     EffectGoneBody,
     InputBody,
+    InputClassifiedBody,
     InputRetractedBody,
     InputSupersededBody,
     ModelCalledBody,
@@ -62,7 +63,8 @@ def _value(value: object) -> str:
     return quoted(value, chars_max=60) if isinstance(value, str) else plain(canonical(value), chars_max=60)
 
 
-def _call(called: Called) -> str:
+def call_line(called: Called) -> str:
+    """Return a call on one line: the tool, and what is in each argument."""
     arguments = ", ".join(f"{plain(name, chars_max=60)}={_value(value)}" for name, value in called.arguments.items())
     return f"{plain(called.tool, chars_max=60)}({arguments})"
 
@@ -145,6 +147,22 @@ def _result(body: ToolResultBody) -> str:
     return f"{body.tool}: {what}{_with(body.attachments)}{made}{effect}"
 
 
+_FITS = {
+    Fit.ADDS: "adds to",
+    Fit.INDEPENDENT: "is no part of",
+    Fit.REVISES: "revises",
+    Fit.UNSURE: "may or may not belong to",
+}
+
+
+def _says(body: InputClassifiedBody) -> str:
+    if body.consent is None:
+        return f"{plain(body.by, chars_max=80)} says"
+    return (
+        f"as nobody answered {body.consent} in time" if body.at_ms is None else f"as {body.by} answers {body.consent}"
+    )
+
+
 def _worded(word: StrEnum) -> str:
     return word.replace("_", " ")
 
@@ -168,7 +186,7 @@ def sentence(row: Row) -> str:
         case TurnStartBody() as body:
             return _turn_start(row, body)
         case TurnStepsBody(consent=consent, calls=calls):
-            return f"{row.turn} runs what {consent} fixed: {'; '.join(map(_call, calls))}"
+            return f"{row.turn} runs what {consent} fixed: {'; '.join(map(call_line, calls))}"
         case TurnAskBody(consent=consent):
             who = " or ".join(a.partition(":")[2] if a.startswith("user:") else a for a in consent.approvers)
             asks = consent.question.text.removeprefix(consent.id)
@@ -178,7 +196,7 @@ def sentence(row: Row) -> str:
         case TurnEndBody(ending=ending, reason=reason):
             return f"{row.turn} {ending}" + (f": {plain(reason, chars_max=200)}" if reason else "")
         case ModelCalledBody(calls=calls):
-            return f"{row.turn} plans {'; '.join(map(_call, calls))}"
+            return f"{row.turn} plans {'; '.join(map(call_line, calls))}"
         case ModelSaidBody(parts=parts, interrupted=interrupted):
             return f"{row.turn}: {words(parts)}" + (", cut off there" if interrupted else "")
         case ToolIntendedBody(tool=tool, operation=operation):
@@ -216,6 +234,8 @@ def sentence(row: Row) -> str:
             return f"{by} took back input {entry} before anybody looked at it"
         case InputSupersededBody(n=n, reason=reason):
             return f"input {n} is not acted on: {plain(reason, chars_max=200)}"
+        case InputClassifiedBody() as body:
+            return f"input {body.n} {_FITS[body.fit]} {row.turn}, {_says(body)}"
         case SessionClosedBody(by=by):
             return f"by {by}; nothing more comes in"
         case SessionChangedBody() as body:

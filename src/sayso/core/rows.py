@@ -20,7 +20,7 @@ from sayso.core.authority import Verdict
 from sayso.core.canonical import canonical
 from sayso.core.consent import Consent, ConsentState, Replaced
 from sayso.core.contract import Effect
-from sayso.core.inputs import Input, Keep
+from sayso.core.inputs import Fit, Input, Keep
 from sayso.core.labels import Part
 from sayso.core.operation import EffectState, OperationState, Ref, sources_of
 from sayso.core.origin import Origin
@@ -60,6 +60,7 @@ class Kind(StrEnum):
     PARTICIPANT_CHANGED = "participant.changed"
     INPUT_RETRACTED = "input.retracted"
     INPUT_SUPERSEDED = "input.superseded"
+    INPUT_CLASSIFIED = "input.classified"
     SESSION_CHANGED = "session.changed"
     SESSION_CLOSED = "session.closed"
 
@@ -449,6 +450,24 @@ class InputSupersededBody:
 
 
 @dataclass(frozen=True, slots=True)
+class InputClassifiedBody:
+    """How an input fits the turn that ran when it came in (C3): as a classifier says, or as the answer to a pause does,
+    which this row settles (K23)."""
+
+    #: the input that it is about
+    n: int
+    fit: Fit
+    #: a classifier, a person as `user:alice`, or `nobody` where a pause was not answered in time
+    by: str
+    #: replies of the model that the turn had by then
+    replies: int = 0
+    #: the pause that is settled, the answer or expiry that settles it, and when that was received
+    consent: str | None = None
+    entry: int | None = None
+    at_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionClosedBody:
     """The session ended: its last row. Nothing comes in any more, and what still waited is not acted on."""
 
@@ -484,6 +503,7 @@ Body = (
     | ParticipantChangedBody
     | InputRetractedBody
     | InputSupersededBody
+    | InputClassifiedBody
     | SessionChangedBody
     | SessionClosedBody
 )
@@ -515,6 +535,7 @@ _BODIES: dict[Kind, type[Any]] = {
     Kind.PARTICIPANT_CHANGED: ParticipantChangedBody,
     Kind.INPUT_RETRACTED: InputRetractedBody,
     Kind.INPUT_SUPERSEDED: InputSupersededBody,
+    Kind.INPUT_CLASSIFIED: InputClassifiedBody,
     Kind.SESSION_CHANGED: SessionChangedBody,
     Kind.SESSION_CLOSED: SessionClosedBody,
 }
@@ -850,6 +871,8 @@ def changes(row: Row) -> tuple[Change, ...]:
             return (_taken(n, seq), _taken(entry, seq), Release(entry))
         case InputSupersededBody(n=n):
             return (_taken(n, seq), Release(n))
+        case InputClassifiedBody() as body:
+            return _classified(seq, turn, body)
         case SessionClosedBody(n=n, received_at_ms=at_ms):
             # what came in after the owner's last look, and before this row, is taken by it
             rest = Update(Table.INBOX, {}, {"state": "taken", "taken_seq": seq}, when=("queued",), all=True)
@@ -903,6 +926,25 @@ def changes(row: Row) -> tuple[Change, ...]:
             return _consent(consent_id, ConsentState.WITHDRAWN, before, reason=why, due_seq=None)
         case ConsentUsedBody(consent=consent_id, turn=used_by):
             return _consent(consent_id, ConsentState.USED, (ConsentState.APPROVED,), used_by=used_by)
+
+
+_PAUSE_AFTER = {Fit.ADDS: ConsentState.USED, Fit.INDEPENDENT: ConsentState.DECLINED}
+
+
+def pause_after(body: InputClassifiedBody) -> ConsentState:
+    """Return where the pause stands that a row settles."""
+    return ConsentState.EXPIRED if body.at_ms is None else _PAUSE_AFTER[body.fit]
+
+
+def _classified(seq: int, turn: str | None, body: InputClassifiedBody) -> tuple[Change, ...]:
+    taken = () if body.entry is None else (_taken(body.entry, seq),)
+    if body.consent is None:
+        return taken
+    answered: dict[str, Scalar] = {} if body.at_ms is None else {"answered_by": body.by, "answered_at_ms": body.at_ms}
+    state = pause_after(body)
+    if state is ConsentState.USED:
+        answered["used_by"] = turn
+    return (*taken, *_consent(body.consent, state, _OPEN, **answered))
 
 
 def _participant(seq: int, body: ParticipantChangedBody) -> Change:

@@ -5,8 +5,8 @@ model call is out; `acting` while a plan's calls are; `ended`. What is due is re
 the model call, which leaving a boundary makes due once), so folding a turn's rows again after a crash arrives
 at the same place, and nothing else holds turn state.
 
-Events that come from rows: Started, Replied, StepsFixed, Intended, Sent, GaveUp, Settled, Asked, Joined, Stopped,
-Ended.
+Events that come from rows: Started, Replied, StepsFixed, Intended, Sent, GaveUp, Settled, Asked, Joined, Paused,
+Unpaused, Stopped, Ended.
 Events that are no rows, and so are simply told again after a crash: Proceed, Begun, Resumed.
 """
 
@@ -20,8 +20,10 @@ from sayso.core.authority import Verdict
 from sayso.core.errors import OutOfOrder
 from sayso.core.rows import (
     Called,
+    ConsentWithdrawnBody,
     Ending,
     InputBody,
+    InputClassifiedBody,
     ModelCalledBody,
     ModelSaidBody,
     Outcome,
@@ -110,6 +112,8 @@ class Turn:
     failure: str = ""
     #: why it was stopped (K24): nothing more begins, and it ends once nothing is out; empty while it goes on
     stopped: str = ""
+    #: the question that it waits for: nothing of it goes on until that is settled (K23)
+    paused: str | None = None
     #: on whose say-so it acts, as `user:bob`; None where there is nobody behind it
     acting: str | None = None
 
@@ -211,6 +215,20 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """The question about what its own person said meanwhile is stored."""
+
+    consent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unpaused:
+    """A question is settled; the turn goes on if it is the one that it waits for."""
+
+    consent: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """Somebody stopped the turn."""
 
@@ -235,6 +253,8 @@ Event = (
     | Asked
     | Ended
     | Joined
+    | Paused
+    | Unpaused
     | Stopped
     | Resumed
 )
@@ -346,7 +366,7 @@ def advance(turn: Turn, event: Event) -> tuple[Turn, tuple[Due, ...]]:
 
 def _after(turn: Turn, event: Event) -> Turn:
     match turn.phase, event:
-        case Phase.BOUNDARY, Proceed() if turn.steps_of is None and turn.steps_left > 0:
+        case Phase.BOUNDARY, Proceed() if _goes_on(turn):
             return replace(turn, phase=Phase.THINKING)
         case Phase.BOUNDARY | Phase.THINKING, Replied(calls) if turn.steps_of is None and not turn.failure:
             return _replied(turn, calls)
@@ -371,7 +391,11 @@ def _after(turn: Turn, event: Event) -> Turn:
             return replace(turn, asked=consent)
         case Phase.BOUNDARY | Phase.THINKING | Phase.ACTING, Ended(ending):
             return replace(turn, phase=Phase.ENDED, ending=ending)
-        case Phase.BOUNDARY, Joined() if turn.steps_of is None and turn.steps_left > 0 and not turn.stopped:
+        case Phase.BOUNDARY | Phase.ACTING, Paused(consent) if may_pause(turn):
+            return replace(turn, paused=consent)
+        case Phase.BOUNDARY | Phase.THINKING | Phase.ACTING, Unpaused(consent):
+            return replace(turn, paused=None) if turn.paused == consent else turn
+        case Phase.BOUNDARY, Joined() if _goes_on(turn):
             return turn
         case Phase.BOUNDARY | Phase.THINKING | Phase.ACTING, Stopped(reason) if not turn.stopped:
             return replace(turn, stopped=reason)
@@ -387,10 +411,33 @@ def _after(turn: Turn, event: Event) -> Turn:
             raise OutOfOrder(f"{turn.id}: {type(event).__name__} can't happen while {turn.phase}")
 
 
+def _goes_on(turn: Turn) -> bool:
+    """Whether the model may be asked at this boundary."""
+    return turn.steps_of is None and turn.steps_left > 0 and turn.paused is None and not turn.stopped
+
+
 def at_last_word(turn: Turn) -> bool:
     """Whether the model has answered in words and the turn is about to end: the last place where input may join."""
     last = turn.phase is Phase.ACTING and not turn.plan and turn.asked is None
     return last and turn.steps_of is None and not turn.stopped
+
+
+def between_steps(turn: Turn) -> bool:
+    """Whether calls of a reply have not begun and nothing is out: what comes in may take their place (C2)."""
+    quiet = all(p.state in (CallState.PLANNED, CallState.INTENDED, CallState.SETTLED) for p in turn.plan)
+    whole = turn.phase is Phase.ACTING and turn.asked is None and turn.refused is None and turn.steps_of is None
+    return quiet and whole and bool(unbegun(turn)) and not turn.stopped
+
+
+def unbegun(turn: Turn) -> list[Planned]:
+    """Return the calls that have not begun and have no result."""
+    return [p for p in turn.plan if p.state in (CallState.PLANNED, CallState.INTENDED)]
+
+
+def may_pause(turn: Turn) -> bool:
+    """Whether the turn may wait for its own person here: nothing is out, and something of it is left to do."""
+    here = turn.phase is Phase.BOUNDARY or between_steps(turn)
+    return here and turn.steps_of is None and turn.paused is None and not turn.stopped
 
 
 def _replied(turn: Turn, calls: tuple[Called, ...]) -> Turn:
@@ -506,6 +553,8 @@ def due(turn: Turn) -> tuple[Due, ...]:
     """Return what is due in this state, in order; empty while something is out, or at a boundary."""
     if turn.stopped and turn.phase is not Phase.ENDED:
         return _due_to_stop(turn)
+    if turn.paused is not None:
+        return ()
     match turn.phase:
         case Phase.BOUNDARY:
             if turn.steps_of is None and turn.steps_left <= 0:
@@ -522,8 +571,7 @@ def due(turn: Turn) -> tuple[Due, ...]:
 def _due_to_stop(turn: Turn) -> tuple[Due, ...]:
     """What has not begun gets its result; the turn ends once nothing is out that may still answer. What was given up
     by then stays unknown: it is neither asked about nor sent again."""
-    unsent = [p for p in turn.plan if p.state in (CallState.PLANNED, CallState.INTENDED)]
-    if unsent:
+    if unsent := unbegun(turn):
         return tuple(Close(p.called, Outcome.NOT_STARTED, turn.stopped) for p in unsent)
     if any(p.state is CallState.SENT for p in turn.plan):
         return ()
@@ -629,7 +677,9 @@ def event_of(row: Row) -> Event | None:
         case ToolResultBody(call=call, outcome=outcome):
             return Settled(call, outcome)
         case TurnAskBody(consent=consent):
-            return Asked(consent.id)
+            return Asked(consent.id) if consent.pause is None else Paused(consent.id)
+        case InputClassifiedBody(consent=str() as consent_id) | ConsentWithdrawnBody(consent=consent_id):
+            return Unpaused(consent_id)
         case TurnEndBody(ending=ending):
             return Ended(ending)
         case InputBody():

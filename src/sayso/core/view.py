@@ -26,6 +26,7 @@ from sayso.core.rows import (
     ConsentWithdrawnBody,
     EffectGoneBody,
     InputBody,
+    InputClassifiedBody,
     InputRetractedBody,
     InputSupersededBody,
     ModelCalledBody,
@@ -215,6 +216,8 @@ def _body(row: Row) -> Json:
             return {"input": entry, "by": by}
         case InputSupersededBody(n=n, reason=reason):
             return {"input": n, "reason": reason}
+        case InputClassifiedBody(n=n, fit=fit, by=by, consent=consent):
+            return {"input": n, "fit": fit.value, "by": by, "consent": consent}
         case SessionClosedBody(by=by, received_at_ms=at):
             return {"by": by, "received_at_ms": at}
         case SessionChangedBody(title=title, others=others, by=by):

@@ -9,7 +9,17 @@ from datetime import UTC, datetime
 
 from sayso.core.authority import Action, Decision, Verdict
 from sayso.core.canonical import canonical, digest
-from sayso.core.consent import Consent, ConsentState, Replaced, Standing, Step, Wording, steps_digest, supersedes
+from sayso.core.consent import (
+    Consent,
+    ConsentState,
+    Replaced,
+    Standing,
+    Step,
+    Wording,
+    pause_question,
+    steps_digest,
+    supersedes,
+)
 from sayso.core.contract import Contract, Effect
 from sayso.core.errors import Invalid
 from sayso.core.labels import RUNTIME, Integrity, Label, Part
@@ -36,11 +46,11 @@ from sayso.core.rows import (
     TurnStepsBody,
 )
 from sayso.core.text import plain, scrub
-from sayso.core.turn import CallState, End, Planned, Turn
+from sayso.core.turn import CallState, End, Planned, Turn, unbegun
 from sayso.runtime.loaded import Loaded
 from sayso.runtime.operations import Attempt, Came
 from sayso.runtime.ports import Call, Finished, ProposedCall, Tools
-from sayso.storage.store import OperationRow
+from sayso.storage.store import InboxRow, OperationRow
 
 Decide = Callable[..., Decision]
 
@@ -407,6 +417,42 @@ def ask(
     older = [standing.consent for standing in loaded.open_questions if supersedes(consent, standing.consent)]
     withdrawn = [Draft(ConsentWithdrawnBody(old.id, f"{id_} takes its place")) for old in older]
     return [*withdrawn, Draft(TurnAskBody(consent), turn.id)]
+
+
+def pause(entry: InboxRow, turn: Turn, loaded: Loaded, *, now_ms: int, pause_ms: int) -> Draft:
+    """Return the row of the question whether what a person said meanwhile belongs to her turn, which waits for the
+    answer (C4, K23)."""
+    body = loaded.turn_body
+    assert body is not None
+    id_, words = f"A{loaded.consents + 1}", "\n".join(part.text for part in entry.input.parts)
+    consent = Consent(
+        id=id_,
+        turn=turn.id,
+        origin=body.origin,
+        steps=(),
+        digest=digest([id_, entry.n, words]),
+        approvers=(str(entry.input.principal),),
+        about=(),
+        question=pause_question(id_, turn.id, words),
+        asked_at_ms=now_ms,
+        expires_at_ms=now_ms + pause_ms,
+        pause=entry.n,
+    )
+    return Draft(TurnAskBody(consent), turn.id)
+
+
+def superseded(turn: Turn, by: str) -> list[Draft]:
+    """Return the results of the calls that have not begun, where its own person said more: the model plans again."""
+    drafts = []
+    for planned in unbegun(turn):
+        called = planned.called
+        if called.done:
+            drafts.append(reused(called, turn))
+        elif called.verdict is Verdict.DENY:
+            drafts.append(closed(called, Outcome.REFUSED, called.reason, turn))
+        else:
+            drafts.append(closed(called, Outcome.NOT_STARTED, f"superseded by what {by} said meanwhile", turn))
+    return drafts
 
 
 def ended(turn: Turn, end: End) -> Draft:

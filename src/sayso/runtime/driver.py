@@ -20,11 +20,19 @@ from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.consent import ConsentState
 from sayso.core.contract import Contract
 from sayso.core.errors import Unresolved
-from sayso.core.inputs import InFlight, InputKind
+from sayso.core.inputs import Fit, InFlight, InputKind
 from sayso.core.labels import Integrity
 from sayso.core.operation import EffectState, OperationState, Settlement, settlement
 from sayso.core.retry import delay_ms
-from sayso.core.rows import Called, ConsentWithdrawnBody, Draft, Ending, InputSupersededBody, Outcome
+from sayso.core.rows import (
+    Called,
+    ConsentWithdrawnBody,
+    Draft,
+    Ending,
+    InputClassifiedBody,
+    InputSupersededBody,
+    Outcome,
+)
 from sayso.core.turn import (
     Ask,
     Begun,
@@ -47,16 +55,19 @@ from sayso.core.turn import (
     Turn,
     advance,
     at_last_word,
+    between_steps,
     due,
 )
 from sayso.journal.append import Journal, JournalState, JournalStatus, Spawn
 from sayso.runtime import compose
+from sayso.runtime.fitting import Classified, Fitting
 from sayso.runtime.inbox import Inbox
 from sayso.runtime.limits import Limits
 from sayso.runtime.loaded import Loaded
 from sayso.runtime.operations import Attempt, Came, attempt, finished, look_up, provisional, unguarded
 from sayso.runtime.ports import (
     Call,
+    Classifier,
     Clock,
     Evidence,
     Finished,
@@ -81,6 +92,8 @@ class Persona:
     model: Model
     tools: Tools
     in_flight: InFlight = InFlight.QUEUE
+    #: says how what a turn's own person says meanwhile fits it; without one, all of it belongs to the turn
+    classifier: Classifier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +154,7 @@ class Detached:
 
 
 #: what a driver waits for: the end of something that was out, or None, "look at the inbox"
-Happening = ModelEnded | Attempt | Broken | GraceOver | None
+Happening = ModelEnded | Attempt | Classified | Broken | GraceOver | None
 
 
 class Driver:
@@ -174,6 +187,15 @@ class Driver:
             journal=journal,
         )
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
+        self._fitting = Fitting(
+            around.persona.classifier,
+            around.store,
+            loaded,
+            self._inbox,
+            spawn,
+            self._happenings.put_nowait,
+            classify_ms=around.limits.classify_ms,
+        )
         #: what is out, and the call that it is an attempt at; None for the model
         self._out: dict[asyncio.Task[None], str | None] = {}
         #: operations that were given up and are still out, by call
@@ -262,38 +284,55 @@ class Driver:
             else:
                 self._stage(await self._inbox.settle(entry))
             await self._flush()
-        match self._around.persona.in_flight:
-            case InFlight.REJECT:
-                self._stage(self._inbox.rejected())
-            case InFlight.RESTART:
-                await self._restart()
-            case InFlight.QUEUE | InFlight.MERGE:
-                return
-        await self._flush()
+        if self._around.persona.in_flight is InFlight.REJECT:
+            self._stage(self._inbox.rejected())
+            await self._flush()
+        else:
+            self._fitting.look()
+            await self._begin_anew_at_once()
 
-    async def _restart(self) -> None:
-        """End the running turn for another one, where its own person has said more (C7): one commit. What is out is not
-        waited for, and what it did is unknown, until it says so or a call of the new turn takes it over."""
+    # what is said meanwhile
+
+    async def _begin_anew_at_once(self) -> None:
+        """End the running turn for another one without waiting for what is out: where the agent is set to (C7), or what
+        its own person says changes what it is about and nothing of it is out but the model (C8)."""
+        turn = self._loaded.turn
+        if self._stopping or turn is None or turn.stopped or turn.steps_of is not None:
+            return
+        if self._fitting.first(Fit.REVISES) is not None:
+            if turn.phase is Phase.THINKING:
+                await self._begin_anew()
+            return
+        restarts = self._around.persona.in_flight is InFlight.RESTART and turn.paused is None
+        if restarts and not any(map(self._forbids_restart, turn.plan)):
+            await self._begin_anew()
+
+    async def _begin_anew(self) -> bool:
+        """End the running turn, and begin one with what was said before and since, in one commit. What is out is
+        unknown, until it says what it did or a call of the new turn takes it over. Return whether there was
+        anything to begin it with."""
+        since = [entry.n for entry in self._inbox.said_meanwhile()]
+        fits = [(entry, self._fitting.of(entry)) for entry in self._inbox.own()]
+        said = [entry for entry, fit in fits if fit is Fit.REVISES or (fit is Fit.ADDS and entry.n in since)]
         turn, body = self._loaded.turn, self._loaded.turn_body
-        if self._stopping or turn is None or body is None or turn.stopped or turn.steps_of is not None:
-            return
-        if any(self._forbids_restart(planned) for planned in turn.plan):
-            return
-        said = self._inbox.said_meanwhile()
-        if not said:
-            return
+        if not said or turn is None or body is None:
+            return False
+        revised = any(self._fitting.of(entry) is Fit.REVISES for entry in said)
         self._take_what_came()
         await self._flush()
         done = await self._inbox.done_in(turn.id)
         turn = self._loaded.turn
         if turn is None:  # the store did not follow for a while, and it ended
-            return
+            return True
         if turn.phase is Phase.THINKING:
             self._stage(self._cut_off())
         self._let_go_of_what_is_out()
-        why = f"{body.origin.principal} said more, and it begins anew"
+        self._fitting.forget()
+        why = f"{body.origin.principal} {'changed what it is about' if revised else 'said more'}, and it begins anew"
         self._loaded.reuse |= {row.operation: row for row in done}
         self._stage([*compose.cancelled(turn, why, tell=False), *self._inbox.restarting(said, turn.id, body)])
+        await self._flush()
+        return True
 
     def _forbids_restart(self, planned: Planned) -> bool:
         contract = self._contracts.get(planned.called.tool)
@@ -366,7 +405,8 @@ class Driver:
     async def _idle(self) -> bool:
         """Wait for the next happening, and take it in. Return whether the session was released instead."""
         self._show_queue()
-        busy = self._loaded.turn is not None or bool(self._out)
+        waits = self._loaded.turn is None or self._loaded.turn.paused is not None
+        busy = not waits or bool(self._out) or self._fitting.busy
         if self._loaded.closed:
             return await self._released()
         self._resting = not busy
@@ -413,7 +453,7 @@ class Driver:
     async def _give_up_what_is_out(self) -> list[Attempt]:
         """Nothing begins any more, and nothing is waited for. Return the receipts that had come."""
         self._waiting.clear()
-        out = [*self._out, *(detached.task for detached in self._detached.values())]
+        out = [*self._fitting.forget(), *self._out, *(detached.task for detached in self._detached.values())]
         for task in out:
             task.cancel()
         await asyncio.gather(*out, return_exceptions=True)
@@ -531,7 +571,8 @@ class Driver:
                 effects = due(turn)
                 if await self._join(turn, effects):
                     continue
-                if not effects and turn.phase is Phase.BOUNDARY and not self._stopping:
+                waits = turn.paused is not None or self._stopping
+                if not effects and turn.phase is Phase.BOUNDARY and not waits:
                     if self._took_too_long():
                         effects = (End(Ending.FAILED, f"it took longer than {self._around.limits.turn_ms} ms"),)
                     else:
@@ -546,26 +587,37 @@ class Driver:
         return self._around.clock.now_ms() - since_ms > self._around.limits.turn_ms
 
     async def _join(self, turn: Turn, effects: Sequence[Due]) -> bool:
-        """Let what its own user said meanwhile join the turn, where the agent is set to; return whether any did, or
+        """Let what its own user said meanwhile take effect, where nothing is half done; return whether any did, or
         the turn is another by now, so that what is due must be looked at again.
 
-        Only where nothing is half done: at a boundary, or after the model's last word, and then it is asked
-        again (C2, C6). What comes a moment later is simply still queued (K21).
+        At a boundary, between two steps, or after the model's last word, and then it is asked again (C2, C6). What
+        comes a moment later is simply still queued (K21).
         """
-        between = turn.phase is Phase.BOUNDARY and not effects
-        if self._around.persona.in_flight is not InFlight.MERGE or not (between or at_last_word(turn)):
+        merges = self._around.persona.in_flight is InFlight.MERGE and turn.steps_left > 0
+        if self._stopping or turn.steps_of is not None or turn.stopped or turn.paused is not None:
             return False
-        if self._stopping or turn.steps_of is not None or turn.steps_left <= 0:
+        boundary, step, last = turn.phase is Phase.BOUNDARY and not effects, between_steps(turn), at_last_word(turn)
+        if not (merges or self._fitting.looks) or not (boundary or step or last):
             return False
         if self._hinted:
             self._hinted = False
             await self._settle_control()
             if self._loaded.turn != turn:  # closed, or the store did not follow for a while
                 return True
-        assert self._loaded.turn_body is not None
-        joining = self._inbox.joining(turn.id, self._loaded.turn_body.origin)
-        self._stage(joining)
-        return bool(joining)
+        revises, unsure = self._fitting.first(Fit.REVISES), self._fitting.first(Fit.UNSURE)
+        adding = self._inbox.adding(self._fitting.of) if merges else []
+        if revises is not None or (adding and step):
+            if step:
+                self._stage(compose.superseded(turn, str((revises or adding[0]).input.principal)))
+                return True
+            return await self._begin_anew()
+        asks = self._around.persona.in_flight in (InFlight.MERGE, InFlight.RESTART)
+        if unsure is not None and asks and not last:
+            limits, now_ms = self._around.limits, self._around.clock.now_ms()
+            self._stage([compose.pause(unsure, turn, self._loaded, now_ms=now_ms, pause_ms=limits.pause_ms)])
+            return True
+        self._stage(self._inbox.joining(adding, turn.id))
+        return bool(adding)
 
     async def _perform(self, turn: Turn, effect: Due) -> None:
         match effect:
@@ -619,7 +671,8 @@ class Driver:
 
     def _stage_end(self, rows: Sequence[Draft]) -> None:
         """End the turn, and no other takes its place: what of an older one it did not take over is told of now."""
-        self._stage([*compose.left_over(self._loaded), *rows])
+        self._fitting.forget()
+        self._stage([*self._inbox.moot_pause(), *compose.left_over(self._loaded), *rows])
 
     # rows
 
@@ -894,6 +947,10 @@ class Driver:
                 self._stage([compose.replied(reply, self._turn, self._loaded, persona.tools, decide)])
             case Broken(error):
                 raise error
+            case Classified(turn=about, n=n, fit=fit, by=by):
+                if self._loaded.turn is not None and self._loaded.turn.id == about:
+                    self._stage([Draft(InputClassifiedBody(n, fit, by, self._turn.replies), about)])
+                    self._hinted = True
             case GraceOver(turn=stopped):
                 self._grace = None
                 if self._loaded.turn is not None and self._loaded.turn.id == stopped:

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from sayso.core.consent import ConsentState, Replaced, Settled, Standing
 from sayso.core.errors import StoreUnavailable
-from sayso.core.inputs import Answer, InputKind, Keep, Lane, ParticipantChange
+from sayso.core.inputs import Answer, Fit, InputKind, Keep, Lane, ParticipantChange
 from sayso.core.labels import USER, Part
 from sayso.core.operation import OperationState, Ref
 from sayso.core.origin import Origin, Principal, PrincipalKind
@@ -29,6 +29,7 @@ from sayso.core.rows import (
     Draft,
     EffectGoneBody,
     InputBody,
+    InputClassifiedBody,
     InputRetractedBody,
     InputSupersededBody,
     NoticeBody,
@@ -127,7 +128,7 @@ class Inbox:
         if received.participant is not None:
             return [Draft(await self._change(entry, received.participant))]
         if received.retracts is not None:
-            return [Draft(self._retract(entry, received.retracts))]
+            return self._retract(entry, received.retracts)
         if received.settings is not None:
             new = received.settings
             return [Draft(SessionChangedBody(entry.n, str(received.principal), new.title, new.others))]
@@ -140,6 +141,8 @@ class Inbox:
     async def _expire(self, entry: InboxRow, consent: str) -> list[Draft]:
         standing = await self._standing(consent)
         if standing is not None and standing.state is ConsentState.OPEN:
+            if standing.consent.pause is not None:
+                return [self._unpaused(standing, Fit.INDEPENDENT, "nobody", entry)]
             return [Draft(ConsentExpiredBody(consent, entry.n))]
         why = f"the time of {consent} is over, and it was settled before"
         return [Draft(AnswerRefusedBody(entry.n, str(entry.input.principal), why, consent))]
@@ -148,6 +151,8 @@ class Inbox:
         """What an answer comes to: by the time it was received, and only once (B7 to B9)."""
         standing = await self._standing(answer.consent)
         assert standing is not None, "the door takes an answer to a stored question only (K12)"
+        if standing.consent.pause is not None:
+            return self._answer_pause(entry, standing, answer)
         by, id_ = str(entry.input.principal), answer.consent
         self._loaded.standings.setdefault(id_, standing)
         match self._rules.settle(standing, answer, received_at_ms=entry.received_at_ms):
@@ -165,6 +170,32 @@ class Inbox:
             case Settled.REPEATED:
                 return [Draft(AnswerRefusedBody(entry.n, by, already(standing), id_))]
 
+    def _answer_pause(self, entry: InboxRow, standing: Standing, answer: Answer) -> list[Draft]:
+        """What the answer to a pause comes to: whether what she said belongs to the turn that waits for it (K23). Late,
+        it is another matter."""
+        by, id_ = str(entry.input.principal), standing.consent.id
+        match self._rules.settle(standing, answer, received_at_ms=entry.received_at_ms):
+            case Settled.APPROVED:
+                return [self._unpaused(standing, Fit.ADDS, by, entry)]
+            case Settled.DECLINED:
+                return [self._unpaused(standing, Fit.INDEPENDENT, by, entry)]
+            case Settled.LATE:
+                why = f"{id_} expired at {instant(standing.consent.expires_at_ms)}; it waits for its own turn"
+                open_ = standing.state is ConsentState.OPEN
+                late = [self._unpaused(standing, Fit.INDEPENDENT, "nobody", None)] if open_ else []
+                return [*late, Draft(AnswerRefusedBody(entry.n, by, why, id_))]
+            case Settled.REPEATED:
+                return [Draft(AnswerRefusedBody(entry.n, by, already(standing), id_))]
+
+    def _unpaused(self, standing: Standing, fit: Fit, by: str, entry: InboxRow | None) -> Draft:
+        consent = standing.consent
+        assert consent.pause is not None
+        n = None if entry is None else entry.n
+        answered = entry is not None and entry.input.kind is InputKind.ANSWER
+        at_ms = entry.received_at_ms if entry is not None and answered else None
+        replies = self._loaded.turn.replies if self._loaded.turn is not None else 0
+        return Draft(InputClassifiedBody(consent.pause, fit, by, replies, consent.id, n, at_ms), consent.turn)
+
     async def _change(self, entry: InboxRow, change: ParticipantChange) -> ParticipantChangedBody | RequestRefusedBody:
         """What becomes of who takes part. Whether it may be asked was looked at when it came in; how many take
         part is known here alone."""
@@ -179,15 +210,18 @@ class Inbox:
             return RequestRefusedBody(entry.n, by, why)
         return ParticipantChangedBody(entry.n, str(change.principal), change.role, by)
 
-    def _retract(self, entry: InboxRow, n: int) -> InputRetractedBody | RequestRefusedBody:
+    def _retract(self, entry: InboxRow, n: int) -> list[Draft]:
         """Take back what its sender sent, if it still waits: this and the taking are settled here, one after the
         other, so it is either retracted or had its turn."""
         by = entry.input.principal
         mine = next((w for w in self._waiting if w.n == n and w.input.owner == by), None)
         if mine is None:
-            return RequestRefusedBody(entry.n, str(by), f"input {n} can't be taken back: it doesn't wait any more")
+            why = f"input {n} can't be taken back: it doesn't wait any more"
+            return [Draft(RequestRefusedBody(entry.n, str(by), why))]
         self._waiting.remove(mine)
-        return InputRetractedBody(entry.n, n, str(by))
+        asked = [s.consent for s in self._loaded.open_questions if s.consent.pause == n]
+        moot = [Draft(ConsentWithdrawnBody(consent.id, f"{by} took it back"), consent.turn) for consent in asked]
+        return [*moot, Draft(InputRetractedBody(entry.n, n, str(by)))]
 
     def rejected(self) -> list[Draft]:
         """Return the rows of what the running turn's own person said while it ran, where the agent is set to refuse
@@ -201,12 +235,16 @@ class Inbox:
 
     def said_meanwhile(self) -> list[InboxRow]:
         """Return what waits of the running turn's own person that came in while it ran."""
+        since_ms = self._loaded.turn_at_ms
+        return [w for w in self.own() if w.input.owner is not None and w.received_at_ms >= since_ms]
+
+    def own(self) -> list[InboxRow]:
+        """Return what waits of the running turn's own person, and what the runtime told itself: nothing else is ever
+        looked at for that turn (C6)."""
         body = self._loaded.turn_body
-        if self._loaded.turn is None or body is None or not body.origin.is_user:
+        if self._loaded.turn is None or body is None:
             return []
-        since = self._loaded.turn_at_ms
-        mine = [w for w in self._waiting if w.input.kind is InputKind.MESSAGE and w.received_at_ms >= since]
-        return [w for w in mine if w.input.principal == body.origin.principal and w.n not in body.origin.inputs]
+        return [waits for waits in self._waiting if _may_join(waits, body.origin, self._loaded.id)]
 
     def _take_out(self, taken: Sequence[InboxRow]) -> None:
         self._waiting = deque(waits for waits in self._waiting if waits not in taken)
@@ -266,6 +304,12 @@ class Inbox:
         asked = [s.consent.id for s in self._loaded.open_questions if s.consent.turn == turn]
         return [Draft(ConsentWithdrawnBody(id_, stopped_by(str(by)))) for id_ in asked]
 
+    def moot_pause(self) -> list[Draft]:
+        """Withdraw the question of a turn that waits for it and ends."""
+        paused = self._loaded.turn.paused if self._loaded.turn is not None else None
+        asked = [s.consent.id for s in self._loaded.open_questions if s.consent.id == paused]
+        return [Draft(ConsentWithdrawnBody(id_, "its turn is over")) for id_ in asked]
+
     def _taken_back(self, entry: InboxRow) -> list[Draft]:
         """Let what the sender of a stop said before it, and nobody has looked at, go with it."""
         by = entry.input.principal
@@ -312,23 +356,27 @@ class Inbox:
         )
         return [taken, *gone, Draft(begins, f"T{self._loaded.turns + 1}")]
 
-    def joining(self, turn: str, origin: Origin) -> list[Draft]:
-        """Take what waits and may join a turn, and return its rows: what the turn's own user said, and what the
+    def adding(self, fit: Callable[[InboxRow], Fit | None]) -> list[InboxRow]:
+        """Return what waits and may join the running turn now: what belongs to it, of its own user and of what the
         runtime told itself. Nothing of anybody else, and no word about it either (C6); and nothing that would
-        overtake what its own sender said before and can't join."""
-        mine: list[InboxRow] = []
-        stays: deque[InboxRow] = deque()
-        passed: set[Principal] = set()
+        overtake what its own sender said before and may still join: only another matter is overtaken."""
+        body = self._loaded.turn_body
+        found, passed = [], set[Principal]()
         for entry in self._waiting:
-            if entry.input.principal not in passed and _may_join(entry, origin, self._loaded.id):
-                mine.append(entry)
-            else:
-                stays.append(entry)
+            own = body is not None and _may_join(entry, body.origin, self._loaded.id)
+            fits = fit(entry) if own else None
+            if fits is Fit.ADDS and entry.input.principal not in passed:
+                found.append(entry)
+            elif fits is not Fit.INDEPENDENT:
                 passed.add(entry.input.principal)
-        self._waiting = stays
+        return found
+
+    def joining(self, adding: Sequence[InboxRow], turn: str) -> list[Draft]:
+        """Take what joins a turn, and return its rows."""
+        self._take_out(adding)
         return [
             Draft(InputBody(entry.n, entry.source, entry.event_id, entry.received_at_ms, entry.input), turn)
-            for entry in mine
+            for entry in adding
         ]
 
     def _which(self) -> str:

@@ -47,6 +47,10 @@ class Limits:
     turn_ms: int = 3_600_000
     #: how often a session is taken up without anything of it being stored, until what stands in its way is given up
     attempts_to_go_on: int = 5
+    #: how long a classifier may take to say how an input fits the running turn; after that it is unsure
+    classify_ms: int = 10_000
+    #: how long a turn waits for its person to say whether what she said meanwhile belongs to it (K23)
+    pause_ms: int = 120_000
     #: how long what is out may still answer once its turn was stopped (K24)
     stop_grace_ms: int = 5_000
     #: how long running steps are waited for at shutdown (K9)

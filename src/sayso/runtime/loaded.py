@@ -12,6 +12,7 @@ from functools import reduce
 
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.context import Context
+from sayso.core.inputs import Fit
 from sayso.core.operation import OperationState
 from sayso.core.origin import Principal
 from sayso.core.rows import (
@@ -22,6 +23,7 @@ from sayso.core.rows import (
     ConsentUsedBody,
     ConsentWithdrawnBody,
     InputBody,
+    InputClassifiedBody,
     ModelCalledBody,
     Outcome,
     Row,
@@ -29,6 +31,7 @@ from sayso.core.rows import (
     ToolSettledBody,
     TurnAskBody,
     TurnStartBody,
+    pause_after,
 )
 from sayso.core.session import SessionRecord
 from sayso.core.turn import Phase, Turn, advance, event_of, fold, start
@@ -56,6 +59,8 @@ class Loaded:
     reuse: dict[str, OperationRow] = field(default_factory=dict)
     #: older operations that calls of the turn have taken over
     taken: set[str] = field(default_factory=set)
+    #: how inputs that came in meanwhile fit the turn, by their place in the inbox (C3)
+    fits: dict[int, Fit] = field(default_factory=dict)
     #: its last row is written: nothing comes in, and nothing goes on
     closed: bool = False
 
@@ -68,7 +73,7 @@ class Loaded:
                 self.turns += 1
                 self.turn, self.turn_body, self.turn_at_ms = start(row.turn, body), body, row.at_ms
                 self.reuse = {id_: row for id_, row in self.reuse.items() if id_ in body.reuse}
-                self.taken = set()
+                self.taken, self.fits = set(), {}
                 if body.consent is not None:
                     self._owes_nothing(body.consent)
             case ModelCalledBody(calls=calls):
@@ -77,6 +82,8 @@ class Loaded:
             case ToolSettledBody(operation=id_, outcome=outcome) if id_ in self.reuse:
                 state = OperationState.ANSWERED if outcome is Outcome.OK else OperationState.FAILED
                 self.reuse[id_] = replace(self.reuse[id_], state=state)
+            case InputClassifiedBody() as body:
+                self._classified(body)
             case InputBody() as body if self.turn is not None and row.turn == self.turn.id:
                 assert self.turn_body is not None
                 self.turn_body = _said_again(self.turn_body, body)
@@ -112,6 +119,17 @@ class Loaded:
         self.standings[consent] = replace(
             self.standings[consent], state=state, answered_by=by, answered_at_ms=at_ms, ticks=ticks, due_seq=row.seq
         )
+
+    def _classified(self, body: InputClassifiedBody) -> None:
+        self.fits[body.n] = body.fit
+        if body.consent is not None:
+            answered_by = None if body.at_ms is None else body.by
+            self.standings[body.consent] = replace(
+                self.standings[body.consent],
+                state=pause_after(body),
+                answered_by=answered_by,
+                answered_at_ms=body.at_ms,
+            )
 
     def _owes_nothing(self, consent: str) -> None:
         """The turn that an answer owed has begun."""
@@ -175,7 +193,10 @@ async def load(store: Store, record: SessionRecord, rules: Rules, limits: Limits
         assert isinstance(body, TurnStartBody)
         loaded.turn_body = reduce(_said_again, (row.body for row in mine if isinstance(row.body, InputBody)), body)
         for row in mine:
-            loaded.taken |= _taken(row.body.calls) if isinstance(row.body, ModelCalledBody) else set()
+            if isinstance(row.body, ModelCalledBody):
+                loaded.taken |= _taken(row.body.calls)
+            elif isinstance(row.body, InputClassifiedBody):
+                loaded.fits[row.body.n] = row.body.fit
         loaded.reuse = await _reusable(store, record.id, [id_ for id_ in body.reuse if id_ not in loaded.taken])
         if body.consent is not None and body.continues is None:
             used = await store.standing(record.id, body.consent)

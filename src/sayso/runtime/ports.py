@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sayso.core.attachment import OCTETS
 from sayso.core.contract import Contract
+from sayso.core.inputs import Fit
 from sayso.core.operation import EffectState, Ref, effect_state
 
 if TYPE_CHECKING:  # a user's module imports this one, and must not wait for pydantic
@@ -161,6 +162,8 @@ class ModelRequest:
     tools: Sequence[ToolOffer]
     session: str
     turn: str
+    #: the name of the one tool that the reply has to call; empty where the model is free
+    must_call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,34 @@ class Model(Protocol):
         Raises:
             ModelFault: no usable answer came.
         """
+        ...
+
+
+# --- input in flight ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Meanwhile:
+    """What a person said while a turn of hers runs, and what the turn is about."""
+
+    session: str
+    turn: str
+    said: str
+    #: what she said before, which the turn acts on
+    before: tuple[str, ...]
+    #: what it has planned and done, a line each
+    steps: tuple[str, ...]
+
+
+class Classifier(Protocol):
+    """Says how what a person says meanwhile fits her running turn (C3). What it says is stored, so it is asked once;
+    one that fails, or takes too long, counts as unsure."""
+
+    #: for the row, e.g. "openai:gpt-5-mini"
+    name: str
+
+    async def fit(self, meanwhile: Meanwhile) -> Fit:
+        """Return how it fits. May raise."""
         ...
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from sayso.core.context import Message
-from sayso.runtime.ports import Finished, ModelFault, ModelRequest, ProposedCall, TextDelta
+from sayso.core.inputs import Fit
+from sayso.runtime.ports import Finished, Meanwhile, ModelFault, ModelRequest, ProposedCall, TextDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +128,30 @@ def _in_turn(replies: Iterator[Reply]) -> Script:
         return next(replies, ModelFault("script_over", "the script has no reply to this request"))
 
     return script
+
+
+class ScriptedClassifier:
+    """Says how what a person says meanwhile fits, as its script does: by her words, or for all of them the same. While
+    `hold` is set it waits for that first."""
+
+    def __init__(self, script: Mapping[str, Fit] | Callable[[Meanwhile], Fit] | Fit, *, name: str = "scripted") -> None:
+        self.name = name
+        #: everything it was asked
+        self.asked: list[Meanwhile] = []
+        self.hold: asyncio.Event | None = None
+        self._script = script
+        self._came = asyncio.Event()
+
+    async def until_asked(self) -> None:
+        """Return once it has been asked."""
+        await self._came.wait()
+
+    async def fit(self, meanwhile: Meanwhile) -> Fit:
+        """See `Classifier`. Words that the script doesn't know are a KeyError."""
+        self.asked.append(meanwhile)
+        self._came.set()
+        if self.hold is not None:
+            await self.hold.wait()
+        if isinstance(self._script, Fit):
+            return self._script
+        return self._script(meanwhile) if callable(self._script) else self._script[meanwhile.said]

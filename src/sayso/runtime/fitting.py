@@ -1,0 +1,132 @@
+"""How what a running turn's own person says meanwhile fits it: a classifier is asked once for each input, and what it
+says becomes a row (C3).
+
+Nothing waits for a classifier: an input of which it is not known how it fits stays in the queue, and so does one
+that came too late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from sayso.core.inputs import Fit
+from sayso.core.labels import Part
+from sayso.core.origin import Principal, PrincipalKind
+from sayso.core.record import call_line
+from sayso.core.rows import InputBody, ModelCalledBody
+from sayso.core.turn import Turn
+from sayso.journal.append import Spawn
+from sayso.runtime.inbox import Inbox
+from sayso.runtime.loaded import Loaded
+from sayso.runtime.ports import Classifier, Meanwhile
+from sayso.storage.store import InboxRow, Store
+
+#: newest rows in which a turn's own words and steps are looked for
+ROWS_LOOKED_AT = 200
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    """What a classifier said of one input."""
+
+    turn: str
+    n: int
+    fit: Fit
+    by: str
+
+
+class Fitting:
+    """One session's inputs in flight, as its owner has them classified."""
+
+    def __init__(
+        self,
+        classifier: Classifier | None,
+        store: Store,
+        loaded: Loaded,
+        inbox: Inbox,
+        spawn: Spawn,
+        heard: Callable[[Classified], None],
+        *,
+        classify_ms: int,
+    ) -> None:
+        """`heard` is told what was found out. Without a classifier, all that its own person says belongs to a turn."""
+        self._classifier, self._store, self._loaded, self._inbox = classifier, store, loaded, inbox
+        self._spawn, self._heard, self._classify_ms = spawn, heard, classify_ms
+        self._asked: dict[tuple[str, int], asyncio.Task[None]] = {}
+
+    @property
+    def looks(self) -> bool:
+        """Whether anybody says how inputs fit."""
+        return self._classifier is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a classifier is being asked."""
+        return bool(self._asked)
+
+    def of(self, entry: InboxRow) -> Fit | None:
+        """Return how an input of the running turn's own person fits it; None while nobody knows."""
+        itself = entry.input.principal == Principal(PrincipalKind.AGENT, self._loaded.id)
+        if self._classifier is None or itself:
+            return Fit.ADDS
+        return self._loaded.fits.get(entry.n)
+
+    def first(self, fit: Fit) -> InboxRow | None:
+        """Return what waits longest of the running turn's own person and fits so."""
+        return next((entry for entry in self._inbox.own() if self.of(entry) is fit), None)
+
+    def look(self) -> None:
+        """Have those classified of which nobody knows how they fit. Of a turn that runs the steps of a yes nothing is
+        asked: nothing can change those."""
+        turn = self._loaded.turn
+        if self._classifier is None or turn is None or turn.steps_of is not None or turn.stopped:
+            self.forget()
+            return
+        for entry in self._inbox.own():
+            if self.of(entry) is None and (turn.id, entry.n) not in self._asked:
+                begin = self._ask(self._classifier, turn, entry)
+                task = self._asked[turn.id, entry.n] = self._spawn(begin)
+                task.add_done_callback(partial(self._ended, (turn.id, entry.n)))
+
+    def forget(self) -> list[asyncio.Task[None]]:
+        """Ask no more. Return what was out."""
+        out = list(self._asked.values())
+        for task in out:
+            task.cancel()
+        return out
+
+    def _ended(self, asked: tuple[str, int], _: asyncio.Task[None]) -> None:
+        self._asked.pop(asked, None)
+
+    async def _ask(self, classifier: Classifier, turn: Turn, entry: InboxRow) -> None:
+        fit = Fit.UNSURE
+        try:
+            async with asyncio.timeout(self._classify_ms / 1000):
+                fit = Fit(await classifier.fit(await self._meanwhile(turn, entry)))
+        except Exception:  # a fault or nonsense: nobody can tell, and so she is asked
+            about = {"session": self._loaded.id, "turn": turn.id, "input": entry.n}
+            log.warning("classifier failed: the input counts as unsure", extra=about, exc_info=True)
+        self._heard(Classified(turn.id, entry.n, fit, classifier.name))
+
+    async def _meanwhile(self, turn: Turn, entry: InboxRow) -> Meanwhile:
+        body = self._loaded.turn_body
+        assert body is not None
+        before: list[str] = []
+        steps: list[str] = []
+        for row in await self._store.last_rows(self._loaded.id, limit=ROWS_LOOKED_AT):
+            match row.body:
+                case InputBody() as taken if row.turn == turn.id or taken.n in body.origin.inputs:
+                    before.append(_said(taken.input.parts))
+                case ModelCalledBody(calls=calls) if row.turn == turn.id:
+                    steps += map(call_line, calls)
+        return Meanwhile(self._loaded.id, turn.id, _said(entry.input.parts), tuple(before), tuple(steps))
+
+
+def _said(parts: tuple[Part, ...]) -> str:
+    return "\n".join(part.text for part in parts)
