@@ -79,6 +79,7 @@ class Agent:
         *,
         in_flight: Literal["queue", "merge", "reject", "restart"] = "queue",
         classifier: Classifier | Literal["model", "none"] | None = None,
+        debounce_s: float = 0,
     ) -> None:
         """`in_flight` says what becomes of a person's message that arrives while a turn of hers runs: it waits and
         starts a turn of its own; it joins the running one as soon as nothing is half done; it is stored and not
@@ -90,6 +91,9 @@ class Agent:
         she is asked. `"model"` has this agent's model say so, by one short request: what is left out does that where
         words may join or begin a turn anew. `"none"` takes all of it for a part of the turn.
 
+        `debounce_s` is how long a person may go on before what she said starts a turn: all of it is one turn's
+        then. One who does not stop waits ten times as long at most.
+
         Raises:
             ValueError: there is no such policy, or no such classifier.
         """
@@ -98,6 +102,9 @@ class Agent:
         if isinstance(classifier, str) and classifier not in ("model", "none"):
             raise ContractError(f"classifier is {classifier!r}, which is none of model, none, or a Classifier")
         asks = self.in_flight in (InFlight.MERGE, InFlight.RESTART)
+        if debounce_s < 0:
+            raise ContractError("debounce_s must not be negative")
+        self.debounce_s = debounce_s
         self.classifier = classifier if classifier is not None else "model" if asks else "none"
         self._tools: dict[str, ToolSpec] = {}
         self._sources: dict[str, SourceSpec] = {}

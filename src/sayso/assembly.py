@@ -86,7 +86,9 @@ class App:
         model = _model(agent.model)
         classifier = _classifier(agent, model)
         tools = FunctionTools(agent.tools)
-        persona = Persona(agent.name, agent.instructions, model, tools, agent.in_flight, classifier)
+        persona = Persona(
+            agent.name, agent.instructions, model, tools, agent.in_flight, classifier, round(agent.debounce_s * 1000)
+        )
         feeds = Feeds(projection=projection, bounds=_bounds(limits))
         self.worker = Worker(Around(store, clock, persona, limits, rules, rescue or NoRescue()), feeds, node=ids.node())
         self.commands = Commands(store, feeds, self.worker, ids, limits, rules=rules)

@@ -18,7 +18,7 @@ from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.storage.store import Store, WriteOutcome
 from sayso.testing.stores import StoreAround
-from tests.simulation.room import room
+from tests.simulation.room import Room, room
 
 ALICE = Caller(Principal.parse("user:alice"), "api token")
 BOOK = "Book Friday at seven for four and tell the group"
@@ -157,3 +157,58 @@ async def test_what_waited_before_her_turn_began_is_not_rejected(open_store: Ope
 
         assert await here.bodies(InputSupersededBody) == []
         assert [said for _, said in await here.heard()] == ["a long story", "one", "two"]
+
+
+# --- debounce ----------------------------------------------------------------
+
+
+async def turns(here: Room) -> list[tuple[int, ...]]:
+    return [body.origin.inputs for body in await here.bodies(TurnStartBody)]
+
+
+@pytest.mark.rule("C5")
+async def test_what_one_says_in_one_breath_is_one_turn_s(open_store: OpenStore) -> None:
+    async with room(open_store, debounce_s=2) as here:
+        await here.invite("bob")
+        one = await here.say("alice", "one")
+        await here.later(1_500)
+        two = await here.say("alice", "two")
+        bobs = await here.say("bob", "and me")
+        await here.later(1_500)
+        assert await turns(here) == [], "she may still go on"
+        await here.later(500)
+        await here.later(2_000)
+
+        assert await turns(here) == [(one, two), (bobs,)]
+        assert await here.heard() == [("alice", "one"), ("alice", "two"), ("bob", "and me")]
+
+
+@pytest.mark.rule("C5")
+async def test_one_who_does_not_stop_is_heard_all_the_same(open_store: OpenStore) -> None:
+    async with room(open_store, debounce_s=1, limits=Limits(waiting_messages=50)) as here:
+        said = []
+        for _ in range(20):
+            said.append(await here.say("alice", "and"))
+            await here.later(600)
+            if await turns(here):
+                break
+        assert len(said) == 17
+        assert await turns(here) == [tuple(said)]
+
+
+@pytest.mark.rule("C5", "A7")
+async def test_a_process_that_ends_meanwhile_forgets_nothing(open_store: OpenStore) -> None:
+    async with room(open_store, debounce_s=2) as here:
+        one = await here.say("alice", "one")
+        await here.reborn()
+        await here.rest()
+        await here.later(2_000)
+        assert await turns(here) == [(one,)]
+
+
+@pytest.mark.rule("C5")
+async def test_what_a_source_says_does_not_wait(open_store: OpenStore) -> None:
+    async with room(open_store, debounce_s=2) as here:
+        await here.hook("R1 at nine", id="evt_1")
+        await here.rest()
+        assert len(await turns(here)) == 1

@@ -94,6 +94,8 @@ class Persona:
     in_flight: InFlight = InFlight.QUEUE
     #: says how what a turn's own person says meanwhile fits it; without one, all of it belongs to the turn
     classifier: Classifier | None = None
+    #: how long a person may go on before what she said starts a turn
+    debounce_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,8 @@ class Driver:
         self._detached: dict[str, Detached] = {}
         #: ends the time that a stopped turn's calls have to answer
         self._grace: asyncio.Task[None] | None = None
+        #: ends the time in which a sender may go on before her turn starts
+        self._quiet: asyncio.Task[None] | None = None
         #: what may begin once everything staged is durable
         self._waiting: list[Work] = []
         self._staged = False
@@ -410,7 +414,8 @@ class Driver:
         if self._loaded.closed:
             return await self._released()
         self._resting = not busy
-        stays = busy or bool(self._detached)  # what was given up may still say what it did
+        # what was given up may still say what it did, and a sender may still go on
+        stays = busy or bool(self._detached) or self._quiet is not None
         if not stays:
             self.rests_since_ms = self._around.clock.now_ms()
             self._on_rest()
@@ -444,6 +449,8 @@ class Driver:
         """Drop what is out. Its operations stay `sent` in the store, for the successor to settle (D5); the answers
         that came and are not stored are kept for it (K9)."""
         self._end_waiting_for_grace()
+        if self._quiet is not None:
+            self._quiet.cancel()
         for answered in await self._give_up_what_is_out():
             self._note_heard(answered)
         if self._heard:
@@ -548,7 +555,10 @@ class Driver:
             return False
         owed = self._loaded.owed
         if owed is None:
-            drafts = await self._inbox.next_turn()
+            debounce_ms = self._around.persona.debounce_ms
+            if self._waits_for_quiet(self._inbox.quiet_at_ms(debounce_ms)):
+                return False
+            drafts = await self._inbox.next_turn(together=debounce_ms > 0)
         elif owed.state == "approved":
             now_ms = self._around.clock.now_ms()
             steps = self._around.rules.steps(owed, tuple(self._loaded.context.parts))
@@ -557,6 +567,21 @@ class Driver:
             drafts = [await self._continuation(owed.consent.id)]
         self._stage(drafts)
         return bool(drafts)
+
+    def _waits_for_quiet(self, at_ms: int) -> bool:
+        """Whether what would start a turn may still be gone on with; it is looked at again then."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+        if at_ms <= self._around.clock.now_ms():
+            return False
+        self._quiet = self._spawn(self._look_again(at_ms))
+        return True
+
+    async def _look_again(self, at_ms: int) -> None:
+        await self._around.clock.sleep_until(at_ms)
+        self._quiet = None
+        self._happenings.put_nowait(None)
 
     async def _continuation(self, consent: str) -> Draft:
         standing = self._loaded.standings[consent]

@@ -336,25 +336,47 @@ class Inbox:
         """How many inputs wait for their turn, as far as this owner has looked."""
         return len(self._waiting)
 
-    async def next_turn(self) -> list[Draft]:
-        """Take the entry that waits longest, and return the rows that begin its turn; none if none waits."""
+    def _together(self) -> list[InboxRow]:
+        """Return what waits longest, with what else the same person said right after it."""
+        first, found = self._waiting[0], []
+        for entry in self._waiting:
+            more = entry.input.kind is InputKind.MESSAGE and entry.input.owner is not None
+            if entry is not first and not (more and entry.input.principal == first.input.principal):
+                break
+            found.append(entry)
+            if first.input.kind is not InputKind.MESSAGE:
+                break
+        return found
+
+    def quiet_at_ms(self, debounce_ms: int) -> int:
+        """Return when what waits longest may start its turn: its sender has said nothing more for so long, or has gone
+        on for ten times as long."""
+        if not self._waiting or self._waiting[0].input.kind is not InputKind.MESSAGE or debounce_ms <= 0:
+            return 0
+        said = self._together()
+        return min(said[-1].received_at_ms + debounce_ms, said[0].received_at_ms + 10 * debounce_ms)
+
+    async def next_turn(self, *, together: bool = False) -> list[Draft]:
+        """Take the entry that waits longest, and return the rows that begin its turn; none if none waits. With
+        `together`, what its sender said right after it is part of the same turn."""
         if not self._waiting:
             return []
-        entry = self._waiting.popleft()
-        received = entry.input
-        taken = Draft(InputBody(entry.n, entry.source, entry.event_id, entry.received_at_ms, received))
+        entries = self._together() if together else [self._waiting[0]]
+        self._take_out(entries)
+        entry, received = entries[0], entries[0].input
+        taken = [Draft(InputBody(e.n, e.source, e.event_id, e.received_at_ms, e.input)) for e in entries]
         if received.kind is InputKind.UNCLEAR:
-            return [taken, Draft(NoticeBody((by_runtime(self._which()),)))]
+            return [*taken, Draft(NoticeBody((by_runtime(self._which()),)))]
         gone = await self._gone(entry)
-        origin = Origin(received.principal, received.verified, (entry.n,))
+        origin = Origin(received.principal, received.verified, tuple(entry.n for entry in entries))
         begins = TurnStartBody(
             origin,
             steps_left=self._limits.steps_per_turn,
             about=received.about,
             replaced=await self.replaced(received.about),
-            say_so_at_ms=entry.received_at_ms,
+            say_so_at_ms=entries[-1].received_at_ms,
         )
-        return [taken, *gone, Draft(begins, f"T{self._loaded.turns + 1}")]
+        return [*taken, *gone, Draft(begins, f"T{self._loaded.turns + 1}")]
 
     def adding(self, fit: Callable[[InboxRow], Fit | None]) -> list[InboxRow]:
         """Return what waits and may join the running turn now: what belongs to it, of its own user and of what the
