@@ -52,6 +52,8 @@ class ToolSpec:
     lookup: Callable[..., Awaitable[Any]] | None = None
     #: from what the tool said to what may be told of it
     guard: Guard | None = None
+    #: undoes what the tool did
+    release: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class Agent:
         no_restart: bool = ...,
         returns: str = ...,
         lookup: Callable[..., Awaitable[Any]] | None = ...,
+        release: Callable[..., Any] | None = ...,
         guard: Guard | None = ...,
         guarded_first: bool = ...,
     ) -> Callable[[F], F]: ...
@@ -168,6 +171,7 @@ class Agent:
         no_restart: bool = False,
         returns: str = Integrity.OUTSIDER,
         lookup: Callable[..., Awaitable[Any]] | None = None,
+        release: Callable[..., Any] | None = None,
         guard: Guard | None = None,
         guarded_first: bool = False,
     ) -> F | Callable[[F], F]:
@@ -176,7 +180,9 @@ class Agent:
         Its first parameter is `call: Call`; the others are what the model fills in. `when`, `critical`,
         `target`, `object` and `detail` name arguments by what they are for; the rest is content. `lookup`
         is an async function of `call` and any of the tool's arguments: it returns what the tool would
-        have, or raises `Absent`. `guard` is a function from the text of a result to what may be told of it,
+        have, or raises `Absent`. `release` is a function of `call` and any of the tool's arguments that undoes what
+        the tool did under the key `call.undoes`; it has a key of its own, and a person is asked before it is called.
+        `guard` is a function from the text of a result to what may be told of it,
         async or not: it sees the text alone, no file, before that becomes a row. If it fails, the text is
         withheld, and the effect stays what it was. Those who listen are shown a result before its guard
         has seen it, unless `guarded_first` is set. What is left out stands at its careful value; `Contract`
@@ -206,13 +212,16 @@ class Agent:
                 no_restart=no_restart,
                 returns=_word(Integrity, returns, f"{name}: returns"),
                 has_lookup=lookup is not None,
+                has_release=release is not None,
                 has_guard=guard is not None,
                 guarded_first=guarded_first,
             )
             _check_say(contract)
             _check_lookup(name, arguments, lookup)
+            _check_release(contract, arguments, release)
             _check_guard(name, guard)
-            self._declare_tool(ToolSpec(name, function, contract, inspect.getdoc(function) or "", lookup, guard))
+            about = inspect.getdoc(function) or ""
+            self._declare_tool(ToolSpec(name, function, contract, about, lookup, guard, release))
             return function
 
         return declare if function is None else declare(function)
@@ -323,6 +332,16 @@ def _check_lookup(tool: str, arguments: tuple[str, ...], lookup: Callable[..., A
     for name in _arguments(f"{tool}: lookup", lookup):
         if name not in arguments:
             raise ContractError(f"{tool}: lookup takes {name}, which is no argument of the tool")
+
+
+def _check_release(contract: Contract, arguments: tuple[str, ...], release: Callable[..., Any] | None) -> None:
+    if release is None:
+        return
+    if not contract.effect.consequential:
+        raise ContractError(f"{contract.tool}: release undoes an effect, and {contract.effect} has none")
+    for name in _arguments(f"{contract.tool}: release", release):
+        if name not in arguments:
+            raise ContractError(f"{contract.tool}: release takes {name}, which is no argument of the tool")
 
 
 def _check_guard(tool: str, guard: Guard | None) -> None:

@@ -208,7 +208,8 @@ async def room(
     @agent.source("restaurant", standard_webhook(SECRETS["restaurant"]))
     def restaurant(body: bytes) -> Heard:
         text = body.decode()
-        return Heard(text, about=[("reservation", name) for name in re.findall(r"\bR\d+", text)])
+        about = [("reservation", name) for name in re.findall(r"\bR\d+", text)]
+        return Heard(text, about=about, gone=text.startswith("cancelled"))
 
     ids = CountingIds()
     async with open_store(clock.now_ms) as kept, AsyncExitStack() as running:

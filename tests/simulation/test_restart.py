@@ -12,6 +12,7 @@ import pytest
 
 from sayso import Agent, Call
 from sayso.core.context import MessageRole
+from sayso.core.inputs import Answer
 from sayso.core.operation import OperationState
 from sayso.core.rows import (
     Ending,
@@ -330,16 +331,38 @@ async def test_after_a_crash_the_other_side_is_asked_where_it_can_be(here: Room,
     assert (await results(here))[1:] == [("T2.1.1", Outcome.OK if there else Outcome.FAILED, "T1.1.1")]
 
 
-@pytest.mark.rule("D5")
-async def test_after_a_crash_what_has_no_key_is_told_of(here: Room, world: World) -> None:
+@pytest.mark.rule("D5", "K25")
+@pytest.mark.parametrize("yes", [True, False])
+async def test_after_a_crash_she_is_asked_about_what_has_no_key(here: Room, world: World, yes: bool) -> None:
     await out_and_restarted(here, world, "do tell sam")
     await here.reborn()
     await here.rest()
 
+    assert world.did == [("T1.1.1", "sam")], "it is not sent again silently"
+    [asked] = await here.app.commands.standings(caller("alice"), here.session, open_only=True)
+    assert "run tell, with what = ‹sam›, which may have happened already?" in asked.consent.question.text
+    await here.app.commands.answer(
+        caller("alice"), here.session, Answer(asked.consent.id, asked.consent.digest, yes=yes)
+    )
+    await here.rest()
+    assert world.did == [("T1.1.1", "sam"), *([("T3.0.1", "sam")] if yes else [])]
+
+
+@pytest.mark.rule("D5", "K25")
+async def test_whoever_plans_again_what_may_have_happened_is_asked_about_it(here: Room, world: World) -> None:
+    """No turn was begun anew: the model simply tries again."""
+    world.hold = asyncio.Event()
+    await here.post("alice", "do tell sam")
+    await world.begun.wait()
+    world.hold = None
+    await here.reborn()
+    await here.rest()
+    assert [outcome for _, outcome, _ in await results(here)] == [Outcome.UNKNOWN]
+
+    await here.say("alice", "do tell sam; reserve friday")
+    [asked] = await here.app.commands.standings(caller("alice"), here.session, open_only=True)
+    assert [step.again for step in asked.consent.steps] == ["T1.1.1", None]
     assert world.did == [("T1.1.1", "sam")]
-    assert (await results(here))[1:] == [("T2.1.1", Outcome.UNKNOWN, "T1.1.1")]
-    [told] = await notices(here)
-    assert told.startswith("tell may or may not have happened (no answer came). It was not sent again")
 
 
 @pytest.mark.rule("D5")

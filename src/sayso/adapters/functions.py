@@ -51,6 +51,8 @@ class DeclaredTool(Protocol):
     def lookup(self) -> Callable[..., Awaitable[Any]] | None: ...
     @property
     def guard(self) -> Callable[[str], Any] | None: ...
+    @property
+    def release(self) -> Callable[..., Any] | None: ...
 
 
 class FunctionTools:
@@ -66,13 +68,18 @@ class FunctionTools:
             if spec.name in self._tools:
                 raise ContractError(f"{spec.name}: there is a tool of this name already")
             self._tools[spec.name] = _tool(spec)
-        self._contracts = {name: tool.spec.contract for name, tool in self._tools.items()}
         self._offers = tuple(tool.offer for tool in self._tools.values())
+        self._contracts = {name: tool.spec.contract for name, tool in self._tools.items()}
+        for tool in tuple(self._tools.values()):
+            if tool.spec.release is not None:
+                undoing = tool.spec.contract.releasing()
+                self._tools[undoing.tool] = tool
+                self._contracts[undoing.tool] = undoing
         self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="sayso-tool")
 
     @property
     def contracts(self) -> Mapping[str, Contract]:
-        """Every tool's declaration, by name."""
+        """Every tool's declaration, by name, and that of the call which undoes what it did, as `book.release`."""
         return self._contracts
 
     @property
@@ -89,7 +96,8 @@ class FunctionTools:
         return self._read(tool, arguments).model_dump(mode="json", by_alias=True)
 
     async def call(self, tool: str, call: Call, arguments: Mapping[str, Any]) -> ToolAnswer:
-        """Call the function with `arguments` as `check` returned them, in the types that it declares.
+        """Call the function with `arguments` as `check` returned them, in the types that it declares; or the tool's
+        `release`, with those of them that it takes.
 
         Raises:
             Invalid: they do not fit (any more); the function was not called.
@@ -98,8 +106,12 @@ class FunctionTools:
             RuntimeError: it was cancelled, and not by us.
             Exception: whatever else the function raises.
         """
-        values = self._values(tool, arguments)
-        result = await _unless_cancelled(tool, self._run(self._tools[tool].spec.function, call, **values))
+        values, spec = self._values(tool, arguments), self._tools[tool].spec
+        function = spec.function
+        if self._contracts[tool].undoes and spec.release is not None:
+            function = spec.release
+            values = {name: values[name] for name in list(inspect.signature(function).parameters)[1:]}
+        result = await _unless_cancelled(tool, self._run(function, call, **values))
         _as_texts(call.refs)
         return _answer(tool, result)
 

@@ -47,6 +47,10 @@ class Step:
     arguments: Mapping[str, object]
     #: version of the tool's contract when the question was asked
     contract: str
+    #: the operation that it undoes (D6)
+    undoes: str | None = None
+    #: an operation that may have done the same already (K25)
+    again: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class Standing:
 
 def steps_digest(steps: Iterable[Step]) -> str:
     """Return the digest of what a question fixes: each step's tool and canonical arguments, in order."""
-    return digest([[step.tool, step.arguments] for step in steps])
+    return digest([[step.tool, step.arguments, *([] if step.undoes is None else [step.undoes])] for step in steps])
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +212,8 @@ def _asked(step: Step, contract: Contract, parts: tuple[Part, ...], replaced: Ma
         before = old.arguments.get(name) if old else None
         was = show_value(before) if before is not None and canonical(before) != canonical(value) else None
         shown.append(Shown(name, show_value(value), contract.roles.get(name, Role.CONTENT), source, outside, was))
-    return AskedStep(sentence(contract, step.arguments), tuple(shown))
+    said = sentence(contract, step.arguments)
+    return AskedStep(said if step.again is None else f"{said}, which may have happened already", tuple(shown))
 
 
 def question(
@@ -220,15 +225,19 @@ def question(
     parts: tuple[Part, ...],
     replaced: Mapping[str, Replaced],
     approvers: tuple[str, ...] = (),
+    why: str = "",
 ) -> Question:
-    """Return the question about `steps`, in the runtime's words (B6).
+    """Return the question about `steps`, in the runtime's words (B6). `why` is the runtime's reason to ask, where it is
+    not who started the turn.
 
     `parts` are the texts in view, searched for where each value came from. Their words enter the
     question only as a value's source; the event's own text never does.
     """
     asked = tuple(_asked(step, contracts[step.tool], parts, replaced) for step in steps)
     starter = plain(origin.principal.id, chars_max=60)
-    if str(origin.principal) in approvers:
+    if why:
+        because = why
+    elif str(origin.principal) in approvers:
         because = "you started this turn, and it always asks"
     else:
         because = f"{starter} started this turn, not you"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from sayso.core.canonical import digest
@@ -108,6 +108,10 @@ class Contract:
     returns: Integrity = Integrity.OUTSIDER
     #: whether the tool can tell what became of an operation by its key
     has_lookup: bool = False
+    #: whether what it did can be undone, by a call of its own that a person is asked about (D6)
+    has_release: bool = False
+    #: the tool whose effect it undoes; no model is offered it
+    undoes: str = ""
     #: whether what it says goes through a guard before it is a row
     has_guard: bool = False
     #: whether nothing of what it says is shown before the guard has seen it
@@ -125,6 +129,13 @@ class Contract:
         stray = [name for name in self.fields if name not in self.roles]
         if stray:
             raise ContractError(f"{self.tool}: say names {', '.join(stray)}, which is no argument of the tool")
+
+    def releasing(self) -> Contract:
+        """Return the contract of the call that undoes what this tool did: always asked about, in the same words."""
+        say = None if self.say is None else f"undo: {self.say}"
+        consent = ConsentPolicy.ALWAYS
+        bare = replace(self, say=say, consent=consent, undoes=self.tool, has_lookup=False, has_release=False)
+        return replace(bare, tool=f"{self.tool}.release", has_guard=False, guarded_first=False, parallel_safe=False)
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ class OperationState(StrEnum):
     UNKNOWN = "unknown"
     #: it happened and no longer stands; somebody reported it (A13)
     GONE = "gone"
+    #: it happened, and was undone by an operation of its own (D6)
+    RELEASED = "released"
     #: never sent, and never will be
     NOT_STARTED = "not_started"
 
@@ -71,11 +73,19 @@ MOVES: dict[OperationState, frozenset[OperationState]] = {
         }
     ),
     OperationState.UNKNOWN: frozenset(
-        {OperationState.SENT, OperationState.ANSWERED, OperationState.FAILED, OperationState.UNKNOWN}
+        {
+            OperationState.SENT,
+            OperationState.ANSWERED,
+            OperationState.FAILED,
+            OperationState.UNKNOWN,
+            OperationState.RELEASED,
+        }
     ),
-    OperationState.ANSWERED: frozenset({OperationState.GONE}),
-    OperationState.FAILED: frozenset(),
-    OperationState.GONE: frozenset(),
+    OperationState.ANSWERED: frozenset({OperationState.GONE, OperationState.RELEASED}),
+    # what was undone may have failed, or be reported gone, while that was under way: then it is undone all the same
+    OperationState.FAILED: frozenset({OperationState.RELEASED}),
+    OperationState.GONE: frozenset({OperationState.RELEASED}),
+    OperationState.RELEASED: frozenset({OperationState.RELEASED}),
     OperationState.NOT_STARTED: frozenset(),
 }
 

@@ -190,7 +190,8 @@ def sentence(row: Row) -> str:
         case TurnAskBody(consent=consent):
             who = " or ".join(a.partition(":")[2] if a.startswith("user:") else a for a in consent.approvers)
             asks = consent.question.text.removeprefix(consent.id)
-            return f"{row.turn}: {consent.id} needs {who}'s consent{asks if asks[:1] == ',' else ': ' + asks}"
+            asks = asks if asks[:1] == "," else f": {asks}"
+            return f"{row.turn or consent.turn}: {consent.id} needs {who}'s consent{asks}"
         case TurnStopBody(by=by):
             return f"{row.turn} is stopped by {by}: nothing more of it begins"
         case TurnEndBody(ending=ending, reason=reason):

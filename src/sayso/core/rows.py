@@ -165,6 +165,10 @@ class Called:
     done: bool = False
     #: when that one was first sent
     sent_at_ms: int | None = None
+    #: the operation that it undoes (D6)
+    undoes: str | None = None
+    #: an operation that may have done the same already (K25)
+    again: str | None = None
 
     @property
     def operation(self) -> str:
@@ -294,6 +298,8 @@ class ToolResultBody:
     effect: EffectState | None = None
     #: on whose say-so it ran, as `user:bob`; None where there is nobody behind the turn. Never public (H9, H10)
     acting_principal: str | None = None
+    #: the operation that it undid, if it did what it was to do (D6)
+    undoes: str | None = None
 
     @property
     def told_effect(self) -> EffectState | None:
@@ -320,6 +326,7 @@ class ToolSettledBody:
     effect: EffectState | None = None
     #: see `ToolResultBody`
     acting_principal: str | None = None
+    undoes: str | None = None
 
     @property
     def told_effect(self) -> EffectState | None:
@@ -766,9 +773,13 @@ def _operation_after(body: ToolResultBody | ToolSettledBody) -> OperationState:
             return _OPERATION_AFTER[body.outcome]
 
 
-def _answered(operation: str, body: ToolResultBody | ToolSettledBody) -> Update:
+def _answered(operation: str, body: ToolResultBody | ToolSettledBody) -> list[Change]:
     left: dict[str, Scalar] = {} if body.effect is None else {"effect": body.effect}
-    return _moved(operation, _operation_after(body), **left)
+    after = _operation_after(body)
+    moved: list[Change] = [_moved(operation, after, **left)]
+    if body.undoes is not None and after is OperationState.ANSWERED and body.effect is not EffectState.PARTIAL:
+        moved.append(_moved(body.undoes, OperationState.RELEASED))
+    return moved
 
 
 def _result(seq: int, body: ToolResultBody) -> tuple[Change, ...]:
@@ -781,7 +792,7 @@ def _result(seq: int, body: ToolResultBody) -> tuple[Change, ...]:
         )
     ]
     if body.operation is not None and body.stored:
-        changes.append(_answered(body.operation, body))
+        changes += _answered(body.operation, body)
     return (*changes, *_brought(seq, body))
 
 
@@ -906,7 +917,7 @@ def changes(row: Row) -> tuple[Change, ...]:
         case ToolResultBody() as body:
             return _result(seq, body)
         case ToolSettledBody() as body:
-            return (_answered(body.operation, body), *_brought(seq, body))
+            return (*_answered(body.operation, body), *_brought(seq, body))
         case ConsentApprovedBody() as body:
             ticks = None if body.ticks is None else canonical(list(body.ticks))
             answered: dict[str, Scalar] = {"answered_by": body.by, "answered_at_ms": body.received_at_ms}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -20,7 +20,7 @@ from sayso.core.consent import (
     steps_digest,
     supersedes,
 )
-from sayso.core.contract import Contract, Effect
+from sayso.core.contract import ConsentPolicy, Contract, Effect
 from sayso.core.errors import Invalid
 from sayso.core.labels import RUNTIME, Integrity, Label, Part
 from sayso.core.operation import EffectState, OperationState, idempotency_key
@@ -44,6 +44,7 @@ from sayso.core.rows import (
     TurnEndBody,
     TurnStartBody,
     TurnStepsBody,
+    decode_arguments,
 )
 from sayso.core.text import plain, scrub
 from sayso.core.turn import CallState, End, Planned, Turn, unbegun
@@ -68,7 +69,9 @@ def by_runtime(text: str) -> Part:
 # --- the model's reply -------------------------------------------------------
 
 
-def replied(reply: Finished, turn: Turn, loaded: Loaded, tools: Tools, decide: Decide) -> Draft:
+def replied(
+    reply: Finished, turn: Turn, loaded: Loaded, tools: Tools, decide: Decide, *, out: Container[str] = ()
+) -> Draft:
     """Return the row of a model reply, with what was decided about each of its calls (B2, B3).
 
     Its words carry the join of everything that the model had in view: nothing it says raises a label.
@@ -82,27 +85,57 @@ def replied(reply: Finished, turn: Turn, loaded: Loaded, tools: Tools, decide: D
         _called(call, f"{turn.id}.{number}.{place}", loaded, tools, decide, label)
         for place, call in enumerate(reply.calls, 1)
     )
-    return Draft(ModelCalledBody(number, _taking(calls, loaded), parts), turn.id)
+    doubt = _asked_again(loaded, tools, decide, label)
+    return Draft(ModelCalledBody(number, _taking(calls, loaded, tools, out, doubt), parts), turn.id)
 
 
 #: what was sent and not answered is taken over too: it is found out, or sent again under its key
 _REUSABLE = (OperationState.ANSWERED, OperationState.UNKNOWN, OperationState.SENT)
 
 
-def _taking(calls: Sequence[Called], loaded: Loaded) -> tuple[Called, ...]:
+def _taking(
+    calls: Sequence[Called], loaded: Loaded, tools: Tools, out: Container[str], doubt: Doubt
+) -> tuple[Called, ...]:
     """Let each call that may run take over an operation that did, or may have done, the same: tool and canonical
-    arguments are equal, and it is taken once (D3)."""
-    left = [row for row in loaded.reuse.values() if row.state in _REUSABLE]
+    arguments are equal, and it is taken once (D3). One of which nobody can find out what it did, because the other
+    side knows no key and no lookup and nothing is out any more, is asked about instead (K25)."""
+    left = {id_: (row.tool, row.arguments, row) for id_, row in loaded.reuse.items() if row.state in _REUSABLE}
+    unsure = {id_: same for id_, same in loaded.unsure.items() if id_ not in left}
     taking = []
     for called in calls:
-        wanted = (called.tool, canonical(called.arguments))
-        equal = next((row for row in left if (row.tool, row.arguments) == wanted), None)
-        if equal is not None and called.is_operation and called.verdict is Verdict.RUN:
-            left.remove(equal)
-            done = equal.state is OperationState.ANSWERED
-            called = replace(called, takes=equal.operation, done=done, sent_at_ms=equal.sent_at_ms)
+        same = (called.tool, canonical(called.arguments))
+        older = next((id_ for id_, (tool, arguments, _) in left.items() if (tool, arguments) == same), None)
+        perhaps = next((id_ for id_, known in unsure.items() if known == same), None)
+        if called.verdict is not Verdict.RUN or not called.is_operation or (older is None and perhaps is None):
+            taking.append(called)
+            continue
+        row = left.pop(older)[2] if older is not None else None
+        done = row is not None and row.state is OperationState.ANSWERED
+        found_out = called.keyed or tools.contracts[called.tool].has_lookup
+        if row is not None and (done or found_out or row.operation in out):
+            called = replace(called, takes=row.operation, done=done, sent_at_ms=row.sent_at_ms)
+        elif not found_out and (again := older or perhaps) is not None:
+            unsure.pop(again, None)
+            called = doubt(called, again)
         taking.append(called)
     return tuple(taking)
+
+
+#: turns a call into one that a person is asked about, because an operation may have done the same already
+Doubt = Callable[[Called, str], Called]
+
+
+def _asked_again(loaded: Loaded, tools: Tools, decide: Decide, label: Label) -> Doubt:
+    body = loaded.turn_body
+    assert body is not None
+
+    def ask(called: Called, again: str) -> Called:
+        contract = replace(tools.contracts[called.tool], consent=ConsentPolicy.ALWAYS)
+        asked = decide(Action(called.tool, called.arguments), contract, body.origin, (label,), (), owner=loaded.owner)
+        why = f"{again} may have done it already"
+        return replace(called, verdict=asked.verdict, reason=why, approvers=asked.approvers, again=again)
+
+    return ask
 
 
 def broken_off(text: str, turn: Turn, loaded: Loaded) -> list[Draft]:
@@ -115,8 +148,8 @@ def broken_off(text: str, turn: Turn, loaded: Loaded) -> list[Draft]:
 
 def _called(call: ProposedCall, ref: str, loaded: Loaded, tools: Tools, decide: Decide, label: Label) -> Called:
     contract = tools.contracts.get(call.tool)
-    if contract is None:
-        known = ", ".join(sorted(tools.contracts))
+    if contract is None or contract.undoes:  # what undoes is the runtime's to offer, and a person's to want
+        known = ", ".join(sorted(name for name, one in tools.contracts.items() if not one.undoes))
         return _not_a_call(call, ref, f"there is no tool of that name; there are: {known}")
     if call.arguments is None:
         return _not_a_call(call, ref, "its arguments are not JSON")
@@ -208,7 +241,8 @@ def sent(called: Called, turn: Turn, session: str) -> Draft:
 def handed(called: Called, turn: Turn, session: str, by: Principal) -> Call:
     """Return what the tool is handed beside its arguments."""
     attempt = max(turn.find(called.call).attempts, 1)
-    return Call(session, turn.id, idempotency_key(session, called.operation), str(by), attempt)
+    undoes = "" if called.undoes is None else idempotency_key(session, called.undoes)
+    return Call(session, turn.id, idempotency_key(session, called.operation), str(by), attempt, undoes=undoes)
 
 
 def unknown(called: Called, turn: Turn, reason: str) -> Draft:
@@ -238,6 +272,7 @@ def _result(called: Called, turn: Turn, outcome: Outcome, *parts: Part, effect: 
         stored=stored,
         effect=effect,
         acting_principal=turn.acting,
+        undoes=called.undoes,
     )
 
 
@@ -257,7 +292,16 @@ def result(ended: Attempt, called: Called, turn: Turn, returns: Integrity) -> Dr
     return Draft(replace(body, made=ended.made, attachments=ended.attachments), turn.id)
 
 
-def settled(ended: Attempt, operation: str, tool: str, turn: str, acting: str | None, returns: Integrity) -> Draft:
+def settled(
+    ended: Attempt,
+    operation: str,
+    tool: str,
+    turn: str,
+    acting: str | None,
+    returns: Integrity,
+    *,
+    undoes: str | None = None,
+) -> Draft:
     """Return the row of an operation that was given up as unknown and answered after all (K25)."""
     outcome = Outcome.OK if ended.came is Came.OK else Outcome.FAILED
     body = ToolSettledBody(
@@ -270,6 +314,7 @@ def settled(ended: Attempt, operation: str, tool: str, turn: str, acting: str | 
         attachments=ended.attachments,
         effect=ended.effect,
         acting_principal=acting,
+        undoes=undoes,
     )
     return Draft(body, turn)
 
@@ -295,15 +340,70 @@ _LEFT = {
 }
 
 
-def left_over(loaded: Loaded) -> list[Draft]:
+def left_over(loaded: Loaded, *, offered: Container[str] = ()) -> list[Draft]:
     """Return a word to the people about each operation that a restarted turn did not take over: it stands, or may,
-    and nothing was undone."""
-    return [Draft(NoticeBody((by_runtime(_left(row)),))) for row in loaded.reuse.values() if row.state in _LEFT]
+    and nothing was undone. What is `offered` to be undone is asked about instead."""
+    left = [row for row in loaded.reuse.values() if row.state in _LEFT and row.operation not in offered]
+    return [Draft(NoticeBody((by_runtime(_left(row)),))) for row in left]
 
 
 def _left(row: OperationRow) -> str:
     what = f"{row.tool} {plain(row.arguments, chars_max=200)} ({row.operation})"
     return f"{what} {_LEFT[row.state]} and is not planned any more. Nothing was undone."
+
+
+def undoable(loaded: Loaded, contracts: Mapping[str, Contract]) -> list[OperationRow]:
+    """Return the operations that a restarted turn did not take over and that can be undone."""
+    known = [(row, contracts.get(row.tool)) for row in loaded.reuse.values() if row.state in _LEFT]
+    return [row for row, contract in known if contract is not None and contract.has_release]
+
+
+def offer_to_undo(
+    rows: Sequence[OperationRow],
+    turn: Turn,
+    loaded: Loaded,
+    contracts: Mapping[str, Contract],
+    decide: Decide,
+    *,
+    now_ms: int,
+    consent_ms: int,
+    wording: Wording,
+) -> Draft:
+    """Return the row of the question whether operations that are not planned any more are to be undone: each by an
+    operation of its own, none of them silently (C8, D6)."""
+    body = loaded.turn_body
+    assert body is not None
+    undoing = [contracts[row.tool].releasing() for row in rows]
+    steps = tuple(
+        Step(row.call, contract.tool, decode_arguments(row.arguments), contract.version, undoes=row.operation)
+        for row, contract in zip(rows, undoing, strict=True)
+    )
+    first = Action(steps[0].tool, steps[0].arguments)
+    asked = decide(first, undoing[0], body.origin, (RUNTIME,), (), owner=loaded.owner)
+    id_ = f"A{loaded.consents + 1}"
+    consent = Consent(
+        id=id_,
+        turn=turn.id,
+        origin=body.origin,
+        steps=steps,
+        digest=steps_digest(steps),
+        approvers=asked.approvers,
+        about=(),
+        question=wording(
+            id_,
+            steps=steps,
+            contracts=contracts,
+            origin=body.origin,
+            parts=tuple(loaded.context.parts),
+            replaced={},
+            approvers=asked.approvers,
+            why=f"it was done for {body.restarts or 'an older turn'}, and is not planned any more",
+        ),
+        asked_at_ms=now_ms,
+        expires_at_ms=now_ms + consent_ms,
+        steps_left=turn.steps_left,
+    )
+    return Draft(TurnAskBody(consent))
 
 
 def told(called: Called, turn: Turn, reason: str) -> list[Draft]:
@@ -391,7 +491,7 @@ def ask(
     """Return the row of a question about exactly these calls (B5, B6), after those that it withdraws (K18)."""
     body = loaded.turn_body
     assert body is not None
-    steps = tuple(Step(called.call, called.tool, called.arguments, called.contract) for called in calls)
+    steps = tuple(Step(c.call, c.tool, c.arguments, c.contract, again=c.again) for c in calls)
     id_ = f"A{loaded.consents + 1}"
     consent = Consent(
         id=id_,
@@ -461,14 +561,21 @@ def ended(turn: Turn, end: End) -> Draft:
 
 
 def approved(
-    standing: Standing, steps: Sequence[Step], loaded: Loaded, contracts: Mapping[str, Contract], *, now_ms: int
+    standing: Standing,
+    steps: Sequence[Step],
+    loaded: Loaded,
+    contracts: Mapping[str, Contract],
+    *,
+    now_ms: int,
+    moot: Container[str] = (),
 ) -> list[Draft]:
     """Return the rows that begin the turn of an approved consent: it runs these steps, no others (B10).
 
     The person who approved is its origin. If a tool's declaration changed since she was asked, or her yes
-    is too old to act on, nothing runs and the question is withdrawn (R11, K14).
+    is too old to act on, nothing runs and the question is withdrawn (R11, K14); so it is where what was to be undone
+    is `moot`.
     """
-    void = _void(standing, steps, contracts, now_ms)
+    void = _void(standing, steps, contracts, now_ms, moot)
     if void is not None:
         told = Draft(NoticeBody((by_runtime(f"{standing.consent.id} was not run: {void}."),)))
         return [Draft(ConsentWithdrawnBody(standing.consent.id, void)), told]
@@ -477,7 +584,7 @@ def approved(
     origin = Origin(Principal.parse(standing.answered_by), f"consent {standing.consent.id}")
     decision = Decision(Verdict.RUN, f"{standing.answered_by} approved {standing.consent.id}")
     calls = tuple(
-        _decided(f"{id_}.0.{place}", contracts[step.tool], step.arguments, decision)
+        replace(_decided(f"{id_}.0.{place}", contracts[step.tool], step.arguments, decision), undoes=step.undoes)
         for place, step in enumerate(steps, 1)
     )
     begins = TurnStartBody(
@@ -494,8 +601,12 @@ def approved(
     ]
 
 
-def _void(standing: Standing, steps: Sequence[Step], contracts: Mapping[str, Contract], now_ms: int) -> str | None:
+def _void(
+    standing: Standing, steps: Sequence[Step], contracts: Mapping[str, Contract], now_ms: int, moot: Container[str]
+) -> str | None:
     for step in steps:
+        if step.undoes is not None and step.undoes in moot:
+            return f"{step.undoes} does not stand any more"
         contract = contracts.get(step.tool)
         if contract is None or contract.version != step.contract:
             return f"{step.tool} changed since the question was asked"

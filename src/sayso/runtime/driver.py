@@ -402,7 +402,7 @@ class Driver:
         why = f"the session was closed by {entry.input.principal}"
         if self._loaded.turn is not None:
             self._stage(self._cut_off())
-            self._stage_end(compose.cancelled(self._loaded.turn, why))
+            self._stage_end(compose.cancelled(self._loaded.turn, why), offers=False)
         self._stage(self._inbox.closing(entry, why))
         await self._flush()
 
@@ -562,7 +562,9 @@ class Driver:
         elif owed.state == "approved":
             now_ms = self._around.clock.now_ms()
             steps = self._around.rules.steps(owed, tuple(self._loaded.context.parts))
-            drafts = compose.approved(owed, steps, self._loaded, self._contracts, now_ms=now_ms)
+            undone = [step.undoes for step in steps if step.undoes is not None]
+            moot = [operation for operation in undone if not await self._inbox.stands(operation)]
+            drafts = compose.approved(owed, steps, self._loaded, self._contracts, now_ms=now_ms, moot=moot)
         else:
             drafts = [await self._continuation(owed.consent.id)]
         self._stage(drafts)
@@ -694,10 +696,26 @@ class Driver:
         hands_on = [] if turn.steps_of is None else [await self._continuation(turn.steps_of)]
         self._stage_end([compose.ended(turn, end), *hands_on])
 
-    def _stage_end(self, rows: Sequence[Draft]) -> None:
-        """End the turn, and no other takes its place: what of an older one it did not take over is told of now."""
+    def _stage_end(self, rows: Sequence[Draft], *, offers: bool = True) -> None:
+        """End the turn, and no other takes its place: what of an older one it did not take over is told of now, or,
+        where it can be undone, a person is asked whether it shall be."""
         self._fitting.forget()
-        self._stage([*self._inbox.moot_pause(), *compose.left_over(self._loaded), *rows])
+        undoable = compose.undoable(self._loaded, self._contracts) if offers else []
+        offered = {row.operation for row in undoable}
+        self._stage([*self._inbox.moot_pause(), *compose.left_over(self._loaded, offered=offered)])
+        if undoable:
+            offer = compose.offer_to_undo(
+                undoable,
+                self._turn,
+                self._loaded,
+                self._contracts,
+                self._around.rules.decide,
+                now_ms=self._around.clock.now_ms(),
+                consent_ms=self._around.limits.consent_ms,
+                wording=self._around.rules.question,
+            )
+            self._stage([offer])
+        self._stage(rows)
 
     # rows
 
@@ -969,7 +987,8 @@ class Driver:
             case ModelEnded(reply=reply):
                 assert reply is not None
                 persona, decide = self._around.persona, self._around.rules.decide
-                self._stage([compose.replied(reply, self._turn, self._loaded, persona.tools, decide)])
+                out = {detached.called.operation for detached in self._detached.values()}
+                self._stage([compose.replied(reply, self._turn, self._loaded, persona.tools, decide, out=out)])
             case Broken(error):
                 raise error
             case Classified(turn=about, n=n, fit=fit, by=by):
@@ -1001,7 +1020,7 @@ class Driver:
             self._heard[gone.called.operation] = (gone.called.tool, came)
             returns = self._contracts[gone.called.tool].returns
             about = (gone.called.operation, gone.called.tool, gone.turn, gone.acting)
-            self._stage([compose.settled(came, *about, returns)], blobs=came.blobs)
+            self._stage([compose.settled(came, *about, returns, undoes=gone.called.undoes)], blobs=came.blobs)
 
     @property
     def _most_calls(self) -> int:

@@ -22,7 +22,9 @@ class Presence(StrEnum):
     UNKNOWN = "unknown"
     #: somebody reported that it is there no more (A13)
     GONE = "gone"
-    #: it left nothing: it failed, was undone, or was never sent
+    #: it was undone, by an operation of its own (D6)
+    RELEASED = "released"
+    #: it left nothing: it failed, was undone by itself, or was never sent
     NOTHING = "nothing"
 
 
@@ -43,6 +45,8 @@ class SessionEffect:
                 return Presence.UNKNOWN
             case OperationState.GONE:
                 return Presence.GONE
+            case OperationState.RELEASED:
+                return Presence.RELEASED
             case OperationState.ANSWERED if self.operation.effect not in (EffectState.NONE, EffectState.ROLLED_BACK):
                 return Presence.STANDING
             case _:

@@ -255,6 +255,11 @@ class Inbox:
         found = await self._read(self._store.operations, self._loaded.id, states=states)
         return [row for row in found if row.turn == turn or row.operation in self._loaded.taken]
 
+    async def stands(self, operation: str) -> bool:
+        """Whether what an operation did is there, or may be."""
+        found = await self._read(self._store.operation, self._loaded.id, operation)
+        return found is not None and found.state in (OperationState.ANSWERED, OperationState.UNKNOWN)
+
     def restarting(self, said: Sequence[InboxRow], turn: str, body: TurnStartBody) -> list[Draft]:
         """Take what was said meanwhile, and return the rows that begin a turn with it in place of another (C7)."""
         self._take_out(said)

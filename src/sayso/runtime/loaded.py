@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
+from sayso.core.canonical import canonical
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.context import Context
 from sayso.core.inputs import Fit
@@ -28,6 +29,7 @@ from sayso.core.rows import (
     Outcome,
     Row,
     SessionClosedBody,
+    ToolResultBody,
     ToolSettledBody,
     TurnAskBody,
     TurnStartBody,
@@ -59,6 +61,8 @@ class Loaded:
     reuse: dict[str, OperationRow] = field(default_factory=dict)
     #: older operations that calls of the turn have taken over
     taken: set[str] = field(default_factory=set)
+    #: operations of which nobody knows what they did, by id: the tool and canonical arguments of each (K25)
+    unsure: dict[str, tuple[str, str]] = field(default_factory=dict)
     #: how inputs that came in meanwhile fit the turn, by their place in the inbox (C3)
     fits: dict[int, Fit] = field(default_factory=dict)
     #: its last row is written: nothing comes in, and nothing goes on
@@ -79,9 +83,16 @@ class Loaded:
             case ModelCalledBody(calls=calls):
                 self.taken |= _taken(calls)
                 self.reuse = {id_: row for id_, row in self.reuse.items() if id_ not in self.taken}
-            case ToolSettledBody(operation=id_, outcome=outcome) if id_ in self.reuse:
-                state = OperationState.ANSWERED if outcome is Outcome.OK else OperationState.FAILED
-                self.reuse[id_] = replace(self.reuse[id_], state=state)
+            case ToolSettledBody(operation=id_, outcome=outcome):
+                self.unsure.pop(id_, None)
+                if id_ in self.reuse:
+                    state = OperationState.ANSWERED if outcome is Outcome.OK else OperationState.FAILED
+                    self.reuse[id_] = replace(self.reuse[id_], state=state)
+            case ToolResultBody(operation=str() as id_, outcome=outcome) if self.turn is not None:
+                self.unsure.pop(id_, None)
+                if outcome is Outcome.UNKNOWN:
+                    called = self.turn.find(row.body.call).called
+                    self.unsure[id_] = (called.tool, canonical(called.arguments))
             case InputClassifiedBody() as body:
                 self._classified(body)
             case InputBody() as body if self.turn is not None and row.turn == self.turn.id:
@@ -166,7 +177,7 @@ def _said_again(turn: TurnStartBody, joined: InputBody) -> TurnStartBody:
 
 
 def _taken(calls: Sequence[Called]) -> set[str]:
-    return {called.takes for called in calls if called.takes is not None}
+    return {older for called in calls for older in (called.takes, called.again) if older is not None}
 
 
 async def _reusable(store: Store, session: str, ids: Sequence[str]) -> dict[str, OperationRow]:
@@ -183,6 +194,8 @@ async def load(store: Store, record: SessionRecord, rules: Rules, limits: Limits
     standings = {s.consent.id: s for s in await store.standings(record.id, states=states, due=True)}
     loaded = Loaded(record.id, record.owner, record.turns, record.consents, context, standings)
     loaded.closed = record.closed_at_ms is not None
+    unsure = await store.operations(record.id, states=(OperationState.UNKNOWN,))
+    loaded.unsure = {row.operation: (row.tool, row.arguments) for row in unsure}
     if record.turn is not None and record.turn_seq is not None:
         rows = [r for r in past if r.seq >= record.turn_seq]
         if not rows or rows[0].seq > record.turn_seq:  # a turn longer than the window

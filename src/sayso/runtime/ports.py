@@ -256,6 +256,8 @@ class Call:
     principal: str
     #: which attempt this is, from 1
     attempt: int = 1
+    #: the key of the operation that is to be undone; empty where nothing is (D6)
+    undoes: str = ""
     refs: list[Ref] = field(default_factory=list)
     #: what it said of its effect; None while it said nothing
     said: EffectState | None = None
