@@ -477,6 +477,54 @@ async def test_after_the_last_word_nobody_is_asked(enter: Entered) -> None:
         assert await joined(here) == [(None, "hello"), (None, "hm")]
 
 
+# --- what she was asked ------------------------------------------------------------
+
+
+async def asked_to_pay(here: Room) -> Standing:
+    """Let alice's turn do something, and end with a question to her."""
+    await here.say("alice", "do reserve friday; pay r7")
+    return await pause(here)
+
+
+@pytest.mark.rule("C8", "K18")
+@pytest.mark.parametrize(("in_flight", "text"), [("merge", "also the lawn"), ("queue", "saturday!")])
+async def test_a_question_whose_steps_would_change_is_withdrawn_and_planned_again(
+    enter: Entered, world: World, in_flight: str, text: str
+) -> None:
+    async with enter(in_flight) as here:
+        asked = await asked_to_pay(here)
+        await here.say("alice", text)
+
+        [withdrawn] = await here.bodies(ConsentWithdrawnBody)
+        assert withdrawn.consent == asked.consent.id
+        assert withdrawn.reason == "user:alice said more: what it was about is planned again"
+        second = (await here.bodies(TurnStartBody))[1]
+        assert (second.restarts, second.origin.inputs) == ("T1", (*asked.consent.origin.inputs, 3))
+        assert world.did == (["friday", "lawn"] if text == "also the lawn" else ["friday", "saturday", "sam"])
+        await answer(here, asked, yes=True)
+        assert here.handed == [], "it can't be said yes to any more"
+
+
+@pytest.mark.rule("C4", "K18")
+@pytest.mark.parametrize("text", ["when is sunset?", "hm"])
+async def test_a_question_that_it_does_not_change_stays_open(enter: Entered, text: str) -> None:
+    async with enter() as here:
+        asked = await asked_to_pay(here)
+        await here.say("alice", text)
+        assert [body.restarts for body in await here.bodies(TurnStartBody)] == [None, None]
+        await answer(here, asked, yes=True)
+        assert [what for _, what in here.handed] == ["r7"]
+
+
+@pytest.mark.rule("C6", "K18")
+async def test_what_another_says_changes_no_question(enter: Entered, classifier: ScriptedClassifier) -> None:
+    async with enter() as here:
+        asked = await asked_to_pay(here)
+        await here.say("bob", "saturday!")
+        assert classifier.asked == []
+        assert (await pause(here)).consent.id == asked.consent.id
+
+
 # --- who says so -------------------------------------------------------------------
 
 

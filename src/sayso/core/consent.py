@@ -106,6 +106,11 @@ class Consent:
     #: the input whose place in the turn it asks about, where it is a pause: it fixes no steps, and its turn waits (K23)
     pause: int | None = None
 
+    @property
+    def plans(self) -> bool:
+        """Whether it asks about steps that a turn planned; not about a pause, nor about undoing what was done."""
+        return bool(self.steps) and all(step.undoes is None for step in self.steps)
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:

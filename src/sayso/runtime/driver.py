@@ -558,7 +558,9 @@ class Driver:
             debounce_ms = self._around.persona.debounce_ms
             if self._waits_for_quiet(self._inbox.quiet_at_ms(debounce_ms)):
                 return False
-            drafts = await self._inbox.next_turn(together=debounce_ms > 0)
+            drafts = await self._of_the_queue(together=debounce_ms > 0)
+            if drafts is None:
+                return False
         elif owed.state == "approved":
             now_ms = self._around.clock.now_ms()
             steps = self._around.rules.steps(owed, tuple(self._loaded.context.parts))
@@ -569,6 +571,18 @@ class Driver:
             drafts = [await self._continuation(owed.consent.id)]
         self._stage(drafts)
         return bool(drafts)
+
+    async def _of_the_queue(self, *, together: bool) -> list[Draft] | None:
+        """Return the rows that begin the turn of what waits longest; None while it is being found out whether it
+        changes what its own sender was asked about: then that is planned again instead (C8)."""
+        asked = self._inbox.own_question()
+        fit = Fit.INDEPENDENT if asked is None else self._fitting.after(asked[1], asked[0])
+        if fit is None:
+            return None
+        joins = self._around.persona.in_flight in (InFlight.MERGE, InFlight.RESTART)
+        if asked is not None and (fit is Fit.REVISES or (fit is Fit.ADDS and joins)):
+            return await self._inbox.instead(asked[1])
+        return await self._inbox.next_turn(together=together)
 
     def _waits_for_quiet(self, at_ms: int) -> bool:
         """Whether what would start a turn may still be gone on with; it is looked at again then."""
@@ -992,8 +1006,10 @@ class Driver:
             case Broken(error):
                 raise error
             case Classified(turn=about, n=n, fit=fit, by=by):
-                if self._loaded.turn is not None and self._loaded.turn.id == about:
-                    self._stage([Draft(InputClassifiedBody(n, fit, by, self._turn.replies), about)])
+                running = self._loaded.turn.id if self._loaded.turn is not None else about
+                if running == about:
+                    replies = self._loaded.turn.replies if self._loaded.turn is not None else 0
+                    self._stage([Draft(InputClassifiedBody(n, fit, by, replies), about)])
                     self._hinted = True
             case GraceOver(turn=stopped):
                 self._grace = None

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from sayso.core.consent import Consent
 from sayso.core.inputs import Fit
 from sayso.core.labels import Part
-from sayso.core.origin import Principal, PrincipalKind
+from sayso.core.origin import Origin, Principal, PrincipalKind
 from sayso.core.record import call_line
 from sayso.core.rows import InputBody, ModelCalledBody
-from sayso.core.turn import Turn
 from sayso.journal.append import Spawn
 from sayso.runtime.inbox import Inbox
 from sayso.runtime.loaded import Loaded
@@ -88,11 +88,26 @@ class Fitting:
         if self._classifier is None or turn is None or turn.steps_of is not None or turn.stopped:
             self.forget()
             return
+        body = self._loaded.turn_body
+        assert body is not None
         for entry in self._inbox.own():
-            if self.of(entry) is None and (turn.id, entry.n) not in self._asked:
-                begin = self._ask(self._classifier, turn, entry)
-                task = self._asked[turn.id, entry.n] = self._spawn(begin)
-                task.add_done_callback(partial(self._ended, (turn.id, entry.n)))
+            if self.of(entry) is None:
+                self._begin(turn.id, body.origin, entry)
+
+    def after(self, asked: Consent, entry: InboxRow) -> Fit | None:
+        """Return how an input fits a turn that has ended with a question to its own person, who has not answered it;
+        None while that is being found out. Without a classifier it is another matter."""
+        if self._classifier is None:
+            return Fit.INDEPENDENT
+        fit = self._loaded.fits.get(entry.n)
+        if fit is None:
+            self._begin(asked.turn, asked.origin, entry)
+        return fit
+
+    def _begin(self, turn: str, origin: Origin, entry: InboxRow) -> None:
+        if self._classifier is not None and (turn, entry.n) not in self._asked:
+            task = self._asked[turn, entry.n] = self._spawn(self._ask(self._classifier, turn, origin, entry))
+            task.add_done_callback(partial(self._ended, (turn, entry.n)))
 
     def forget(self) -> list[asyncio.Task[None]]:
         """Ask no more. Return what was out."""
@@ -104,28 +119,26 @@ class Fitting:
     def _ended(self, asked: tuple[str, int], _: asyncio.Task[None]) -> None:
         self._asked.pop(asked, None)
 
-    async def _ask(self, classifier: Classifier, turn: Turn, entry: InboxRow) -> None:
+    async def _ask(self, classifier: Classifier, turn: str, origin: Origin, entry: InboxRow) -> None:
         fit = Fit.UNSURE
         try:
             async with asyncio.timeout(self._classify_ms / 1000):
-                fit = Fit(await classifier.fit(await self._meanwhile(turn, entry)))
+                fit = Fit(await classifier.fit(await self._meanwhile(turn, origin, entry)))
         except Exception:  # a fault or nonsense: nobody can tell, and so she is asked
-            about = {"session": self._loaded.id, "turn": turn.id, "input": entry.n}
+            about = {"session": self._loaded.id, "turn": turn, "input": entry.n}
             log.warning("classifier failed: the input counts as unsure", extra=about, exc_info=True)
-        self._heard(Classified(turn.id, entry.n, fit, classifier.name))
+        self._heard(Classified(turn, entry.n, fit, classifier.name))
 
-    async def _meanwhile(self, turn: Turn, entry: InboxRow) -> Meanwhile:
-        body = self._loaded.turn_body
-        assert body is not None
+    async def _meanwhile(self, turn: str, origin: Origin, entry: InboxRow) -> Meanwhile:
         before: list[str] = []
         steps: list[str] = []
         for row in await self._store.last_rows(self._loaded.id, limit=ROWS_LOOKED_AT):
             match row.body:
-                case InputBody() as taken if row.turn == turn.id or taken.n in body.origin.inputs:
+                case InputBody() as taken if row.turn == turn or taken.n in origin.inputs:
                     before.append(_said(taken.input.parts))
-                case ModelCalledBody(calls=calls) if row.turn == turn.id:
+                case ModelCalledBody(calls=calls) if row.turn == turn:
                     steps += map(call_line, calls)
-        return Meanwhile(self._loaded.id, turn.id, _said(entry.input.parts), tuple(before), tuple(steps))
+        return Meanwhile(self._loaded.id, turn, _said(entry.input.parts), tuple(before), tuple(steps))
 
 
 def _said(parts: tuple[Part, ...]) -> str:

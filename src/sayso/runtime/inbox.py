@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
-from sayso.core.consent import ConsentState, Replaced, Settled, Standing
+from sayso.core.consent import Consent, ConsentState, Replaced, Settled, Standing
 from sayso.core.errors import StoreUnavailable
 from sayso.core.inputs import Answer, Fit, InputKind, Keep, Lane, ParticipantChange
 from sayso.core.labels import USER, Part
@@ -308,6 +308,37 @@ class Inbox:
         """Withdraw what a turn has asked: its answer would start what was stopped."""
         asked = [s.consent.id for s in self._loaded.open_questions if s.consent.turn == turn]
         return [Draft(ConsentWithdrawnBody(id_, stopped_by(str(by)))) for id_ in asked]
+
+    def own_question(self) -> tuple[InboxRow, Consent] | None:
+        """Return the message that waits longest and the newest question of its sender's own turn that waits for her,
+        if there is one: what she says may change what was asked."""
+        if not self._waiting or self._waiting[0].input.kind is not InputKind.MESSAGE:
+            return None
+        entry = self._waiting[0]
+        asked = [s.consent for s in self._loaded.open_questions if s.consent.plans]
+        own = [c for c in asked if c.origin.principal == entry.input.principal and c.origin.is_user]
+        return (entry, own[-1]) if own else None
+
+    async def instead(self, asked: Consent) -> list[Draft]:
+        """Take the message that waits longest, and return the rows that begin its turn in place of the one that asked:
+        the question is withdrawn, and what was done may be taken over."""
+        entry = self._waiting.popleft()
+        done = await self.done_in(asked.turn)
+        origin = replace(asked.origin, inputs=(*asked.origin.inputs, entry.n))
+        begins = TurnStartBody(
+            origin,
+            steps_left=self._limits.steps_per_turn,
+            about=asked.about,
+            replaced=await self.replaced(asked.about),
+            say_so_at_ms=entry.received_at_ms,
+            restarts=asked.turn,
+            reuse=tuple(row.operation for row in done),
+        )
+        self._loaded.reuse = {row.operation: row for row in done}
+        why = f"{entry.input.principal} said more: what it was about is planned again"
+        taken = InputBody(entry.n, entry.source, entry.event_id, entry.received_at_ms, entry.input)
+        withdrawn = Draft(ConsentWithdrawnBody(asked.id, why))
+        return [withdrawn, Draft(taken), Draft(begins, f"T{self._loaded.turns + 1}")]
 
     def moot_pause(self) -> list[Draft]:
         """Withdraw the question of a turn that waits for it and ends."""

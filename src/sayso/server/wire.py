@@ -326,7 +326,7 @@ class EffectView(Shown):
     arguments: dict[str, Any]
     state: str = Field(
         description="`under_way`: sent, and nothing came back yet. `standing`. `unknown`: it may be there. `gone`: "
-        "somebody reported so. `released`: it was undone, on somebody's say-so. `nothing`: it failed, or was never sent."
+        "somebody reported so. `released`: undone on somebody's say-so. `nothing`: it failed, or was never sent."
     )
     effect: str | None = Field(description="What its newest answer says: `partial` stands in part.")
     made: list[MadeView]
