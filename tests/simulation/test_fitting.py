@@ -74,7 +74,7 @@ class World:
 
 def script(request: ModelRequest) -> Reply:
     """Plan two steps at once, and say that it is done once they have results; what joined is planned for again."""
-    newest = request.messages[-1]
+    newest = next(m for m in reversed(request.messages) if m.source != "runtime")
     if newest.role is MessageRole.USER and newest.text.startswith("do "):
         steps = [step.split() for step in newest.text.removeprefix("do ").split("; ")]
         return calls(*(call(tool, what=what) for tool, what in steps))

@@ -68,7 +68,7 @@ class Restaurant:
 
 def script(request: ModelRequest) -> Reply:
     """Do what the newest words of a person say, as `do friday saturday`."""
-    newest = request.messages[-1]
+    newest = next(m for m in reversed(request.messages) if m.source != "runtime")
     if newest.role is MessageRole.USER and newest.text.startswith("do "):
         return calls(*(call("reserve", day=day) for day in newest.text.removeprefix("do ").split()))
     if newest.role is MessageRole.USER and newest.text.startswith("undo "):

@@ -76,7 +76,7 @@ class World:
 
 def script(request: ModelRequest) -> Reply:
     """Do what the newest words of a person say, as `do reserve friday; tell sam`; all of it has been done: say so."""
-    newest = request.messages[-1]
+    newest = next(m for m in reversed(request.messages) if m.source != "runtime")
     if newest.role is MessageRole.USER and newest.text.startswith("do "):
         steps = [step.split() for step in newest.text.removeprefix("do ").split("; ")]
         return calls(*(call(tool, what=what) for tool, what in steps))

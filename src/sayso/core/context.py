@@ -173,6 +173,9 @@ class Context:
                 return self._settled(row, body)
             case TurnStartBody(continues=turn) as body if turn is not None:
                 return [self._told(row, f"This goes on from {turn}, whose question {body.consent} was answered.")]
+            case TurnStartBody(restarts=turn) if turn is not None:
+                anew = f"This begins anew in place of {turn}. Plan all that is wanted now, also what {turn} did"
+                return [self._told(row, f"{anew}: a step that is equal is taken over, and not done again.")]
             case TurnEndBody(ending=ending, reason=reason) if reason:
                 return [self._told(row, f"{row.turn} ended: {ending}; {reason}.")]
             case ConsentDeclinedBody(consent=consent, parts=parts) as body:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from sayso.core.attachment import Attachment
 from sayso.core.labels import Part
 from sayso.core.operation import Ref
-from sayso.core.origin import Principal
+from sayso.core.origin import Origin, Principal, PrincipalKind
 from sayso.core.session import Others, SessionRole
 
 
@@ -179,6 +179,14 @@ class Input:
                 return Lane.CONTROL
             case InputKind.PARTICIPANT | InputKind.RETRACT | InputKind.SETTINGS | InputKind.CLOSE | InputKind.STOP:
                 return Lane.CONTROL
+
+
+def may_join(received: Input, origin: Origin, session: str) -> bool:
+    """Whether an input may be looked at for a turn of that origin: one comparison (C6). Its own user's words may;
+    and those of the session's agent, which carry no authority."""
+    who = received.principal
+    own = origin.is_user and who == origin.principal
+    return received.kind is InputKind.MESSAGE and (own or who == Principal(PrincipalKind.AGENT, session))
 
 
 _BARE = re.compile(r"\s*(yes|no)\s*[.!]?\s*", re.IGNORECASE | re.ASCII)

@@ -217,20 +217,19 @@ def _digest(called: Called) -> str:
     return digest([called.tool, called.arguments])
 
 
-def intended(called: Called, turn: Turn, session: str) -> Draft:
+def intended(called: Called, turn: Turn, key: str) -> Draft:
     """Return the row of an operation that is stored and not sent (D1). Its id is its call's."""
-    key = idempotency_key(session, called.operation)
     return Draft(ToolIntendedBody(called.operation, called.call, called.tool, key, _digest(called)), turn.id)
 
 
-def sent(called: Called, turn: Turn, session: str) -> Draft:
+def sent(called: Called, turn: Turn, key: str) -> Draft:
     """Return the row of an attempt that may go out once it is durable. The key is the operation's (D2)."""
     planned = turn.find(called.call)
     body = ToolSentBody(
         called.operation,
         called.call,
         called.tool,
-        idempotency_key(session, called.operation),
+        key,
         _digest(called),
         planned.attempts + 1,
         intended=planned.state is CallState.INTENDED,
@@ -238,11 +237,11 @@ def sent(called: Called, turn: Turn, session: str) -> Draft:
     return Draft(body, turn.id)
 
 
-def handed(called: Called, turn: Turn, session: str, by: Principal) -> Call:
+def handed(called: Called, turn: Turn, session: str, key: str, by: Principal) -> Call:
     """Return what the tool is handed beside its arguments."""
     attempt = max(turn.find(called.call).attempts, 1)
     undoes = "" if called.undoes is None else idempotency_key(session, called.undoes)
-    return Call(session, turn.id, idempotency_key(session, called.operation), str(by), attempt, undoes=undoes)
+    return Call(session, turn.id, key, str(by), attempt, undoes=undoes)
 
 
 def unknown(called: Called, turn: Turn, reason: str) -> Draft:

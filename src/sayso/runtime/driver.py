@@ -22,7 +22,7 @@ from sayso.core.contract import Contract
 from sayso.core.errors import Unresolved
 from sayso.core.inputs import Fit, InFlight, InputKind
 from sayso.core.labels import Integrity
-from sayso.core.operation import EffectState, OperationState, Settlement, settlement
+from sayso.core.operation import EffectState, OperationState, Settlement
 from sayso.core.retry import delay_ms
 from sayso.core.rows import (
     Called,
@@ -663,7 +663,7 @@ class Driver:
     async def _perform(self, turn: Turn, effect: Due) -> None:
         match effect:
             case Intend(call):
-                self._stage([compose.intended(call, turn, self._token.session)])
+                self._stage([compose.intended(call, turn, self._key(call))])
             case Send(call) | Run(call) if call.tool not in self._contracts:
                 self._stage([compose.closed(call, Outcome.NOT_STARTED, f"there is no tool {call.tool} any more", turn)])
             case Send(call, apart):
@@ -885,12 +885,16 @@ class Driver:
 
     def _handed(self, call: Called) -> Call:
         assert self._loaded.turn_body is not None
-        return compose.handed(call, self._turn, self._token.session, self._loaded.turn_body.origin.principal)
+        by = self._loaded.turn_body.origin.principal
+        return compose.handed(call, self._turn, self._loaded.id, self._key(call), by)
+
+    def _key(self, call: Called) -> str:
+        return self._around.rules.key(self._loaded.id, self._turn, call)
 
     def _send(self, call: Called, *, after_ms: int = 0) -> None:
         """Store that an attempt goes out, and let it go once that is durable."""
         first = self._turn.find(call.call).attempts == 0
-        self._stage([compose.sent(call, self._turn, self._token.session)])
+        self._stage([compose.sent(call, self._turn, self._key(call))])
         attempt_it = partial(self._attempt, call, self._handed(call), after_ms=after_ms)
         self._waiting.append(Work(attempt_it, call.call, first=first))
 
@@ -943,6 +947,7 @@ class Driver:
         most = self._around.limits.attempts_per_operation
         has_lookup = contract is not None and contract.has_lookup and not looked_up
         recognised = call.keyed and contract is not None and self._key_is_kept(call, contract)
+        settlement = self._around.rules.settlement
         match settlement(has_lookup=has_lookup, recognised=recognised, attempts=attempts, attempts_max=most):
             case Settlement.LOOK_UP:
                 self._tell(Begun(call.call))
@@ -1009,7 +1014,7 @@ class Driver:
                 running = self._loaded.turn.id if self._loaded.turn is not None else about
                 if running == about:
                     replies = self._loaded.turn.replies if self._loaded.turn is not None else 0
-                    self._stage([Draft(InputClassifiedBody(n, fit, by, replies), about)])
+                    self._stage([Draft(InputClassifiedBody(n, self._around.rules.fit(fit), by, replies), about)])
                     self._hinted = True
             case GraceOver(turn=stopped):
                 self._grace = None

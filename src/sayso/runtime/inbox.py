@@ -244,7 +244,7 @@ class Inbox:
         body = self._loaded.turn_body
         if self._loaded.turn is None or body is None:
             return []
-        return [waits for waits in self._waiting if _may_join(waits, body.origin, self._loaded.id)]
+        return [waits for waits in self._waiting if self._rules.may_join(waits.input, body.origin, self._loaded.id)]
 
     def _take_out(self, taken: Sequence[InboxRow]) -> None:
         self._waiting = deque(waits for waits in self._waiting if waits not in taken)
@@ -253,7 +253,8 @@ class Inbox:
         """Return the operations that may have done something: those that the turn began, and those it took over."""
         states = (OperationState.SENT, OperationState.ANSWERED, OperationState.UNKNOWN)
         found = await self._read(self._store.operations, self._loaded.id, states=states)
-        return [row for row in found if row.turn == turn or row.operation in self._loaded.taken]
+        done = [row for row in found if row.turn == turn or row.operation in self._loaded.taken]
+        return list(self._rules.reuse(done))
 
     async def stands(self, operation: str) -> bool:
         """Whether what an operation did is there, or may be."""
@@ -421,7 +422,7 @@ class Inbox:
         body = self._loaded.turn_body
         found, passed = [], set[Principal]()
         for entry in self._waiting:
-            own = body is not None and _may_join(entry, body.origin, self._loaded.id)
+            own = body is not None and self._rules.may_join(entry.input, body.origin, self._loaded.id)
             fits = fit(entry) if own else None
             if fits is Fit.ADDS and entry.input.principal not in passed:
                 found.append(entry)
@@ -485,13 +486,6 @@ class Inbox:
             if found is not None:
                 newest[found.tool] = Replaced(found.tool, decode_arguments(found.arguments))
         return tuple(newest.values())
-
-
-def _may_join(entry: InboxRow, origin: Origin, session: str) -> bool:
-    """One comparison (C6): the turn's own user; or the session's agent, whose words carry no authority."""
-    who = entry.input.principal
-    own = origin.is_user and who == origin.principal
-    return entry.input.kind is InputKind.MESSAGE and (own or who == Principal(PrincipalKind.AGENT, session))
 
 
 def _chosen(entry: InboxRow) -> list[Draft]:

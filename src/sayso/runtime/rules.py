@@ -6,18 +6,27 @@ no flag in the code that could turn a rule off.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sayso.core import authority, consent, context
+from sayso.core import authority, consent, context, inputs, operation
+from sayso.core.inputs import Fit, Input
 from sayso.core.labels import Part
-from sayso.core.origin import Principal
+from sayso.core.origin import Origin, Principal
+from sayso.core.rows import Called
 from sayso.core.session import SessionRole
+from sayso.core.turn import Turn
+from sayso.storage.store import OperationRow
 
 
 def _as_asked(standing: consent.Standing, parts: tuple[Part, ...]) -> tuple[consent.Step, ...]:
     """Return the ticked steps as they were when the question was asked; `parts`, what is in view, is not read."""
     return standing.ticked
+
+
+def _by_operation(session: str, turn: Turn, called: Called) -> str:
+    """Return the key of the operation that a call is about: whatever turn plans it, and however often it is sent."""
+    return operation.idempotency_key(session, called.operation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,16 @@ class Rules:
     role: Callable[[Principal, Principal, SessionRole | None], SessionRole | None] = authority.role_of
     #: labelled data for the model (B4)
     labelled: context.Labelling = context.labelled
+    #: may an input be looked at for the running turn (C6)
+    may_join: Callable[[Input, Origin, str], bool] = inputs.may_join
+    #: what a classifier's word comes to (C3, C4)
+    fit: Callable[[Fit], Fit] = lambda fit: fit
+    #: which operations of a turn that begins anew may be taken over (C7, C8, D3)
+    reuse: Callable[[Sequence[OperationRow]], Sequence[OperationRow]] = lambda done: done
+    #: the idempotency key of a call's operation, in its session and turn (D2)
+    key: Callable[[str, Turn, Called], str] = _by_operation
+    #: what to do about an operation of which nobody knows (D5)
+    settlement: Callable[..., operation.Settlement] = operation.settlement
 
 
 RULES = Rules()
