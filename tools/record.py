@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from sayso.demo.play import record
-from sayso.demo.scenarios import SCENARIOS
+from sayso.demo.play import SCENARIOS, record
 
 RECORDED = Path(__file__).parents[1] / "tests" / "recorded"
 

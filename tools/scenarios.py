@@ -10,7 +10,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from sayso.demo.scenarios import SCENARIOS, Scenario
+from sayso.demo.play import SCENARIOS
+from sayso.demo.scenarios import Scenario
 from sayso.testing.ablations import ABLATIONS
 
 ROOT = Path(__file__).parents[1]

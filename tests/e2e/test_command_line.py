@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from sayso.cli import main
 from sayso.demo.local import local_stage
-from sayso.demo.scenarios import SCENARIOS
+from sayso.demo.play import SCENARIOS
 from sayso.storage.postgres import PostgresStore
 from sayso.storage.sqlite import SqliteStore
 from sayso.storage.store import Store

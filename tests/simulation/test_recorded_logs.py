@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from sayso.demo.local import OpenStore
-from sayso.demo.play import record
-from sayso.demo.scenarios import SCENARIOS
+from sayso.demo.play import SCENARIOS, record
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 

@@ -24,7 +24,7 @@ from sayso.core.rows import (
     TurnStartBody,
 )
 from sayso.demo.local import OpenStore, local_stage
-from sayso.demo.scenarios import SCENARIOS
+from sayso.demo.play import SCENARIOS
 from sayso.runtime.numbered import Line
 from sayso.testing.ablations import ABLATIONS, NONE, Ablation
 
@@ -37,6 +37,8 @@ class Ended:
     texts: list[str]
     rows: Sequence[Row]
     lines: Sequence[Line]
+    operations: dict[str, str]
+    seats: dict[str, Any]
 
     def count(self, body: type) -> int:
         return sum(isinstance(row.body, body) for row in self.rows)
@@ -50,11 +52,12 @@ class Ended:
 
 
 async def play(name: str, open_store: OpenStore, ablation: Ablation = NONE) -> Ended:
-    async with local_stage(ablation, open_store=open_store) as stage:
+    async with local_stage(ablation, open_store=open_store, cast=SCENARIOS[name].cast) as stage:
         await SCENARIOS[name].play(stage)
         books = await stage.books()
         rows = await stage.app.store.rows(stage.session)
-        return Ended(books["tables"], books["texts"], rows, await stage.lines())
+        operations = {row.operation: row.state.value for row in await stage.app.store.operations(stage.session)}
+        return Ended(books["tables"], books["texts"], rows, await stage.lines(), operations, books["seats"])
 
 
 # --- what must be true at the end of each scenario with nothing broken ------------
@@ -155,6 +158,65 @@ def _nothing_told(e: Ended) -> None:
     assert e.count(NoticeBody) == 1
 
 
+# the turn under way
+
+FRIDAY = "Friday 19:00, a table for 4."
+
+
+def _also_tell_sam(e: Ended) -> None:
+    assert e.texts == ["to Sam: Friday 19:00, a table for 4"]
+    assert [row.body.consent.approvers for row in e.rows if isinstance(row.body, TurnAskBody)] == [("user:alice",)]
+    assert e.count(ConsentDeclinedBody) == 1
+
+
+def _begun_anew(e: Ended) -> None:
+    assert (list(e.tables), e.texts) == (["R1"], [FRIDAY])
+    assert e.operations == {"T1.1.1": "answered", "T2.1.2": "answered"}
+
+
+def _taken_over(e: Ended) -> None:
+    assert (list(e.tables), e.texts) == (["R1"], [FRIDAY, f"to Sam: {FRIDAY[:-1]}"])
+    assert e.count(NoticeBody) == 0
+
+
+def _two_tables(e: Ended) -> None:
+    assert e.at("19:00") == [4, 4]
+
+
+def _four_as_she_said(e: Ended) -> None:
+    assert (e.at("19:00"), e.texts) == ([4], [FRIDAY])
+    assert e.count(TurnStartBody) == 2
+
+
+def _nobody_can_tell(e: Ended) -> None:
+    _four_as_she_said(e)
+    assert [row.body.consent.pause for row in e.rows if isinstance(row.body, TurnAskBody)] == [2]
+
+
+def _saturday(e: Ended) -> None:
+    assert [table["day"] for table in e.tables.values()] == ["Saturday"]
+    assert e.texts == ["Saturday 19:00, a table for 4."]
+    assert e.operations["T1.1.1"] == "released"
+
+
+def _stopped(e: Ended) -> None:
+    assert (e.at("19:00"), e.texts) == ([4], [])
+    assert e.operations == {"T1.1.1": "answered"}
+
+
+def _told_once(e: Ended) -> None:
+    assert e.texts == [FRIDAY]
+
+
+def _may_have_it(e: Ended) -> None:
+    assert e.texts == ["to Sam: I am late"]
+    assert (e.count(NoticeBody), e.operations) == (1, {"T1.1.1": "unknown"})
+
+
+def _looked_up(e: Ended) -> None:
+    assert (list(e.seats), e.operations) == (["C1"], {"T1.1.1": "answered"})
+
+
 CHECKS: dict[str, Callable[[Ended], None]] = {
     "offer": _offer,
     "tour": _tour,
@@ -178,11 +240,23 @@ CHECKS: dict[str, Callable[[Ended], None]] = {
     "store-down": _offer,
     "changed-plan": _offer,
     "closing-the-label": _nothing_told,
+    "also-tell-sam": _also_tell_sam,
+    "begun-anew": _begun_anew,
+    "taken-over": _taken_over,
+    "two-tables": _two_tables,
+    "another-matter": _four_as_she_said,
+    "nobody-can-tell": _nobody_can_tell,
+    "actually-saturday": _saturday,
+    "stop": _stopped,
+    "crash-keyed": _told_once,
+    "crash-unkeyed": _may_have_it,
+    "crash-looked-up": _looked_up,
 }
 
 
 @pytest.mark.rule("A1", "A2", "A3", "A4", "A5", "A6", "A7", "A11", "A13", "B1", "B2", "B3", "B4", "B5", "B6")
 @pytest.mark.rule("B7", "B8", "B9", "B10", "B11", "B14", "B15", "K12", "K13", "K15", "K16", "K18", "K20", "K31")
+@pytest.mark.rule("C3", "C4", "C5", "C6", "C7", "C8", "D2", "D3", "D4", "D5", "D6", "K23", "K24", "K25")
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_a_scenario_ends_well(name: str, open_store: OpenStore) -> None:
     CHECKS[name](await play(name, open_store))
@@ -224,6 +298,15 @@ HARM: dict[str, Callable[[Ended], bool]] = {
     "approver-unchecked": lambda e: e.at("20:30") == [4],
     "re-planned-at-the-yes": lambda e: e.at("20:30") == [12],
     "label-closable": lambda e: e.texts[-1] == "dinner is off",
+    "merged-whoever-says-it": lambda e: "to Sam: dinner is off" in e.texts and e.count(TurnAskBody) == 0,
+    "all-of-it-adds": lambda e: e.at("19:00") == [4, 6],
+    "nothing-taken-over": lambda e: len(e.tables) == 2 and e.count(TurnAskBody) + e.count(NoticeBody) == 0,
+    "key-by-turn": lambda e: e.at("19:00") == [4, 4],
+    "key-by-step": lambda e: e.at("19:00") == [4],
+    "key-by-attempt": lambda e: e.texts == [FRIDAY, FRIDAY],
+    "sent-again-silently": lambda e: e.texts == ["to Sam: I am late"] * 2 and e.count(NoticeBody) == 0,
+    "never-looked-up": lambda e: list(e.seats) == ["C1"] and e.count(NoticeBody) == 1,
+    "stop-waits-its-turn": lambda e: e.texts == [FRIDAY],
 }
 
 

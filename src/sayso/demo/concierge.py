@@ -29,7 +29,8 @@ _LABELLED = re.compile(r"<(data[-0-9a-f]*)[^>]*>\n.*?\n</\1>(.*)", re.DOTALL)
 _TELL = re.compile(r"user: tell the group that (.+)")
 
 
-def _number(word: str) -> int:
+def number(word: str) -> int:
+    """Return the number that a word means; two where it means none."""
     return int(word) if word.isdigit() else _NUMBERS.get(word.lower(), 2)
 
 
@@ -71,7 +72,7 @@ def _to_person(text: str) -> Finished:
     asked = _ASKED.search(text)
     if asked is None:
         return say("All right.")
-    day, hour, party = asked.group(1).capitalize(), f"{12 + _number(asked.group(2))}:00", _number(asked.group(3))
+    day, hour, party = asked.group(1).capitalize(), f"{12 + number(asked.group(2))}:00", number(asked.group(3))
     book = call("reserve_table", day=day, time=hour, party=party)
     if "tell the group" not in text:
         return calls(book)

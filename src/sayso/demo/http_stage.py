@@ -26,6 +26,7 @@ from sayso.testing.world_server import WorldClient, start_world
 
 #: how long the demo waits for anything, seconds
 PATIENCE_S = 30.0
+_IN_PROCESS = "this server can't be told to; play this one in process"
 
 
 def demo_environ(world_url: str) -> dict[str, str]:
@@ -62,9 +63,28 @@ class HttpStage:
             asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
         await interrupted.wait()
 
-    async def say(self, who: str, text: str, *, seen: bool = True) -> None:
+    async def say(self, who: str, text: str, *, seen: bool = True, wait: bool = True) -> None:
         await self.post(who, text, seen=seen)
-        await self.rest()
+        if wait:
+            await self.rest()
+
+    async def begin(self, who: str, text: str, venue: str) -> None:
+        raise DemoBroken(_IN_PROCESS)
+
+    async def hold(self, venue: str) -> None:
+        raise DemoBroken(_IN_PROCESS)
+
+    async def let_go(self, venue: str) -> None:
+        raise DemoBroken(_IN_PROCESS)
+
+    async def until(self, kind: str, turn: str) -> None:
+        raise DemoBroken(_IN_PROCESS)
+
+    async def stop(self, who: str) -> None:
+        raise DemoBroken(_IN_PROCESS)
+
+    async def crash(self) -> None:
+        raise DemoBroken(_IN_PROCESS)
 
     async def post(self, who: str, text: str, *, seen: bool = True) -> None:
         """A person writes, and does not wait."""
@@ -81,6 +101,7 @@ class HttpStage:
         secret: str | None = None,
         changed: Mapping[str, Any] | None = None,
         signed_minutes_ago: int = 0,
+        wait: bool = True,
     ) -> int:
         body = json.dumps(event).encode()
         if secret is None and event["type"] == "cancelled" and event["reservation"] in (await self.books())["tables"]:
@@ -89,7 +110,8 @@ class HttpStage:
         headers = sign(secret or SECRETS[source], webhook_id=id, timestamp_s=signed_s, body=body)
         arrives = body if changed is None else json.dumps(changed).encode()
         answer = await self._http.post(f"/v1/hooks/{source}", content=arrives, headers=headers)
-        await self.rest()
+        if wait:
+            await self.rest()
         return answer.status_code
 
     async def questions(self) -> list[Open]:
@@ -117,7 +139,7 @@ class HttpStage:
         await self._world.restaurant.full(day, time)
 
     async def store_fails_once(self) -> None:
-        raise DemoBroken("a real store can't be told to fail; play this one in process")
+        raise DemoBroken(_IN_PROCESS)
 
     async def books(self) -> Mapping[str, Any]:
         return await self._world.books()

@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
-from sayso.agent import Unready
+from sayso.agent import Agent, Unready
 from sayso.assembly import App
 from sayso.core.errors import AnswerRefused, NotFound, StoreUnavailable
 from sayso.core.inputs import Answer
 from sayso.core.origin import Principal
+from sayso.core.rows import Row
+from sayso.demo import under_way
 from sayso.demo.concierge import concierge, script, signed_by_demo
+from sayso.demo.scenarios import Cast
 from sayso.demo.stage import SECRETS, Open
 from sayso.journal.feed import Feeds, Listener
 from sayso.journal.frames import PLAIN, Projection, Published
@@ -44,20 +48,55 @@ class LocalStage:
 
     def __init__(
         self,
-        app: App,
+        processes: Processes,
         clock: VirtualClock,
         world: World,
         model: ScriptedModel,
         done: Done,
         failing: FailingStore,
     ) -> None:
-        self.app, self.session = app, done.session
+        self._processes, self.session = processes, done.session
         self._clock, self._world, self._model, self._done, self._failing = clock, world, model, done, failing
 
-    async def say(self, who: str, text: str, *, seen: bool = True) -> None:
+    @property
+    def app(self) -> App:
+        """The process that serves now."""
+        return self._processes.app
+
+    async def say(self, who: str, text: str, *, seen: bool = True, wait: bool = True) -> None:
         position = (await self.app.commands.history(_caller("alice"), self.session)).token if seen else None
+        put = await self.app.commands.post(_caller(who), self.session, text, as_of=position)
+        await (self.rest() if wait else self._noted(put.n))
+
+    async def _noted(self, n: int | None) -> None:
+        """Return once it is known how an input fits what is under way, or it was taken."""
+        await self._until(lambda row: getattr(row.body, "n", None) == n)
+
+    async def until(self, kind: str, turn: str) -> None:
+        await self._until(lambda row: row.kind == kind and row.turn == turn)
+
+    async def _until(self, is_it: Callable[[Row], bool]) -> None:
+        while not any(map(is_it, await self.app.store.rows(self.session))):  # noqa: ASYNC110 - a feed tells too early
+            await asyncio.sleep(0)
+
+    async def begin(self, who: str, text: str, venue: str) -> None:
+        position = (await self.app.commands.history(_caller("alice"), self.session)).token
         await self.app.commands.post(_caller(who), self.session, text, as_of=position)
+        await self._world.venues[venue].until_held()
+
+    async def hold(self, venue: str) -> None:
+        self._world.venues[venue].hold()
+
+    async def let_go(self, venue: str) -> None:
+        self._world.venues[venue].release()
         await self.rest()
+
+    async def stop(self, who: str) -> None:
+        await self.app.commands.stop(_caller(who), self.session)
+
+    async def crash(self) -> None:
+        await self._processes.another()
+        self._done.watch(self.app.feeds, self.session)
 
     async def hook(
         self,
@@ -68,13 +107,14 @@ class LocalStage:
         secret: str | None = None,
         changed: Mapping[str, Any] | None = None,
         signed_minutes_ago: int = 0,
+        wait: bool = True,
     ) -> int:
         body = json.dumps(event).encode()
         if secret is None and event["type"] == "cancelled" and event["reservation"] in self._world.restaurant.tables:
             self._world.restaurant.take_away(event["reservation"])
         arrives = None if changed is None else json.dumps(changed).encode()
         return await self.deliver(
-            body, id=id, source=source, secret=secret, arrives=arrives, signed_minutes_ago=signed_minutes_ago
+            body, id=id, source=source, secret=secret, arrives=arrives, signed_minutes_ago=signed_minutes_ago, wait=wait
         )
 
     async def deliver(
@@ -86,6 +126,7 @@ class LocalStage:
         secret: str | None = None,
         arrives: bytes | None = None,
         signed_minutes_ago: int = 0,
+        wait: bool = True,
     ) -> int:
         """A source sends a body, whatever it is; `arrives` takes its place after it was signed."""
         signed_s = self._clock.now_ms() // 1000 - signed_minutes_ago * 60
@@ -98,7 +139,8 @@ class LocalStage:
             return 503
         finally:
             self.app.worker.hint(self.session)  # carries nothing: whoever hears it looks again
-            await self.rest()
+            if wait:
+                await self.rest()
         return receipt.status
 
     async def questions(self) -> list[Open]:
@@ -232,31 +274,66 @@ async def local_stage(
     open_store: OpenStore = in_memory,
     model: ScriptedModel | None = None,
     projection: Projection = PLAIN,
+    cast: Cast | None = None,
 ) -> AsyncIterator[LocalStage]:
     """Yield a stage on which Alice has a session, which also hears what the cinema says. `open_store` is given
     the stage's clock; an ablation puts its broken part in front of the store, the sources or the rules."""
     clock = VirtualClock(START_MS)
     done = Done(clock)
     world = World(lines=done)
-    model = model or ScriptedModel(script, last=1_000)
-    agent = concierge(world, model=model, scheme=lambda source: _Broken(signed_by_demo(source), ablation))
+    model = model or ScriptedModel(script if cast is None else under_way.script, last=1_000)
+    agent = _agent(cast, world, model, ablation)
     async with open_store(clock.now_ms) as kept:
         failing = FailingStore(kept)
         store = ablation.store(failing.store)
-        app = App(
+        make = partial(
+            App,
             agent,
             store=store,
             clock=clock,
             ids=CountingIds(),
-            limits=limits,
+            # a process of the cast is ended without warning, so nothing is waited for
+            limits=limits or (None if cast is None else Limits(drain_ms=0)),
             rules=ablation.rules,
             projection=projection,
         )
-        async with app.running():
-            record = await app.commands.open_session(_caller("alice"), title="Friday")
+        async with Processes(make) as processes:
+            record = await processes.app.commands.open_session(_caller("alice"), title="Friday")
             await store.bind("cinema", record.id)
-            done.watch(app.feeds, record.id)
-            yield LocalStage(app, clock, world, model, done, failing)
+            if cast is not None:
+                await store.bind("restaurant", record.id)
+            done.watch(processes.app.feeds, record.id)
+            yield LocalStage(processes, clock, world, model, done, failing)
+
+
+def _agent(cast: Cast | None, world: World, model: ScriptedModel, ablation: Ablation) -> Agent:
+    def scheme(source: str) -> _Broken:
+        return _Broken(signed_by_demo(source), ablation)
+
+    if cast is None:
+        return concierge(world, model=model, scheme=scheme)
+    return under_way.assistant(world, model=model, in_flight=cast.in_flight, scheme=scheme)
+
+
+class Processes:
+    """One process after another on the same store."""
+
+    def __init__(self, make: Callable[[], App]) -> None:
+        self._make, self._running = make, AsyncExitStack()
+        self.app = make()
+
+    async def __aenter__(self) -> Processes:
+        await self._running.enter_async_context(self.app.running())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._running.aclose()
+
+    async def another(self) -> None:
+        """End the one that runs, without a warning, and start the next."""
+        await self._running.aclose()
+        self.app = self._make()
+        await self._running.enter_async_context(self.app.running())
 
 
 class _Broken:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from sayso.core.errors import Invalid
+from sayso.demo import scenarios_under_way  # noqa: F401 - adds its scenarios to the list
 from sayso.demo.http_stage import HttpStage, http_stage
 from sayso.demo.local import START_MS, OpenStore, in_memory, local_stage
 from sayso.demo.scenarios import SCENARIOS, Scenario, offer
 from sayso.demo.stage import SECRETS
 from sayso.runtime.numbered import lay_out
 from sayso.testing.ablations import ABLATIONS, NONE
+
+__all__ = ["SCENARIOS"]
 
 Show = Callable[[str], object]
 
@@ -38,6 +42,7 @@ async def in_process(name: str, *, ablate: str | None = None, history: bool = Fa
     Raises:
         Invalid: there is no such scenario, or that rule can't be broken in it.
     """
+    logging.getLogger("sayso").addHandler(logging.NullHandler())  # what it logs is no part of the story
     for line in await record(name, ablate=ablate, history=history):
         show(line)
 
@@ -51,7 +56,7 @@ async def record(
         known = ", ".join(scenario.ablations) or "none"
         raise Invalid(f"{ablate!r} can't be broken in {name}; rules that can: {known}")
     ablation = ABLATIONS[ablate] if ablate is not None else None
-    async with local_stage(ablation or NONE, open_store=open_store) as stage:
+    async with local_stage(ablation or NONE, open_store=open_store, cast=scenario.cast) as stage:
         await scenario.play(stage)
         lines = lay_out(await stage.lines(), since_ms=START_MS)
         books = await stage.books()
@@ -75,8 +80,10 @@ def outcome(books: Any) -> list[str]:
         f"{name} ({table['party']} on {table['day']} at {table['time']})" for name, table in books["tables"].items()
     ]
     texts = [f"“{text}”" for text in books["texts"]]
+    seats = [f"{name} ({one['seats']} for {one['film']} at {one['time']})" for name, one in books["seats"].items()]
     return [
         f"In the restaurant's books: {', '.join(tables) or 'nothing'}.",
+        *([f"In the cinema's books: {', '.join(seats)}."] if seats else []),
         f"The group was told: {', '.join(texts) or 'nothing'}.",
     ]
 

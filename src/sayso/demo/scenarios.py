@@ -19,6 +19,13 @@ WEEK_AND_A_DAY = 8 * 24 * 60
 
 
 @dataclass(frozen=True, slots=True)
+class Cast:
+    """The assistant of `sayso.demo.under_way`, and what becomes of what a person says while it works."""
+
+    in_flight: str
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """A story, the rules that it shows, and the ablations under which it does harm."""
 
@@ -28,16 +35,20 @@ class Scenario:
     play: Play
     #: rules that can be broken in it, by name
     ablations: tuple[str, ...] = ()
+    #: who serves; None for the concierge
+    cast: Cast | None = None
 
 
 SCENARIOS: dict[str, Scenario] = {}
 
 
-def scenario(name: str, about: str, *rules: str, ablations: tuple[str, ...] = ()) -> Callable[[Play], Play]:
+def scenario(
+    name: str, about: str, *rules: str, ablations: tuple[str, ...] = (), cast: Cast | None = None
+) -> Callable[[Play], Play]:
     """Add a story to the list."""
 
     def add(play: Play) -> Play:
-        SCENARIOS[name] = Scenario(name, about, rules, play, ablations)
+        SCENARIOS[name] = Scenario(name, about, rules, play, ablations, cast)
         return play
 
     return add

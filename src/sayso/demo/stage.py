@@ -32,8 +32,33 @@ class Open:
 class Stage(Protocol):
     """A place to play a scenario. Everything returns when the runtime has come to rest."""
 
-    async def say(self, who: str, text: str, *, seen: bool = True) -> None:
-        """A person writes to the session; `seen` says whether she has seen everything so far."""
+    async def say(self, who: str, text: str, *, seen: bool = True, wait: bool = True) -> None:
+        """A person writes to the session; `seen` says whether she has seen everything so far. Without `wait`, while
+        something is out: return when the runtime has taken note of it."""
+        ...
+
+    async def begin(self, who: str, text: str, venue: str) -> None:
+        """A person writes; return once the venue, which is on hold, has done something and does not answer."""
+        ...
+
+    async def hold(self, venue: str) -> None:
+        """From now on the venue's answers wait."""
+        ...
+
+    async def let_go(self, venue: str) -> None:
+        """The venue answers again."""
+        ...
+
+    async def until(self, kind: str, turn: str) -> None:
+        """Return once a row of that kind and turn is stored."""
+        ...
+
+    async def stop(self, who: str) -> None:
+        """A person stops the running turn."""
+        ...
+
+    async def crash(self) -> None:
+        """The process ends where it stands, and another takes its place."""
         ...
 
     async def hook(
@@ -45,6 +70,7 @@ class Stage(Protocol):
         secret: str | None = None,
         changed: Mapping[str, Any] | None = None,
         signed_minutes_ago: int = 0,
+        wait: bool = True,
     ) -> int:
         """A source calls. `secret` is what it signs with, if not its own; `changed` is the body that arrives
         in the place of the signed one. Return the status it got."""

@@ -12,17 +12,20 @@ from typing import Any
 from sayso.core import consent as consents
 from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.authority import Decision, decide
+from sayso.core.canonical import canonical
 from sayso.core.consent import Consent, ConsentState, Question, Settled, Standing, Step
 from sayso.core.errors import StoreUnavailable
-from sayso.core.inputs import Answer, Input, InputKind
+from sayso.core.inputs import Answer, Fit, Input, InputKind
 from sayso.core.labels import Part
-from sayso.core.origin import Principal
-from sayso.core.rows import ConsentApprovedBody, Row, Table
+from sayso.core.operation import Settlement, settlement
+from sayso.core.origin import Origin, Principal
+from sayso.core.rows import Called, ConsentApprovedBody, Row, Table
 from sayso.core.session import SessionRole, Token
+from sayso.core.turn import Turn
 from sayso.runtime.ports import RawRequest, Refusal, Scheme, Verified
 from sayso.runtime.rules import RULES, Rules
 from sayso.storage.memory import MemoryStore
-from sayso.storage.store import Entry, Fired, Put, PutOutcome, Store, WriteOutcome
+from sayso.storage.store import Entry, Fired, InboxRow, OperationRow, Put, PutOutcome, Store, WriteOutcome
 from sayso.testing.stores import StoreAround
 
 
@@ -214,6 +217,62 @@ class _Lax(Scheme):
         return verdict
 
 
+# --- the turn under way --------------------------------------------------------
+
+
+def _anybody_joins(received: Input, origin: Origin, session: str) -> bool:
+    """Whatever comes in while a turn runs is taken for a part of it."""
+    return received.kind in (InputKind.MESSAGE, InputKind.EVENT)
+
+
+def _adds(fit: Fit) -> Fit:
+    """Whatever a classifier says, it is taken for a part of the turn."""
+    return Fit.ADDS
+
+
+def _nothing(done: Sequence[OperationRow]) -> Sequence[OperationRow]:
+    """A turn that begins anew knows nothing of the one before."""
+    return ()
+
+
+def _key_by_turn(session: str, turn: Turn, called: Called) -> str:
+    """The key is the turn's and the place of the step in it."""
+    return f"{session}:{turn.id}:{called.call.split('.', 1)[1]}"
+
+
+def _key_by_step(session: str, turn: Turn, called: Called) -> str:
+    """The key is the step's: its tool and its arguments."""
+    return f"{session}:{called.tool}:{canonical(called.arguments)}"
+
+
+def _key_by_attempt(session: str, turn: Turn, called: Called) -> str:
+    """Every attempt has a key of its own."""
+    return f"{session}:{called.operation}:{turn.find(called.call).attempts}:{next(_ATTEMPTS)}"
+
+
+_ATTEMPTS = itertools.count(1)
+
+
+def _always_again(*, has_lookup: bool, recognised: bool, attempts: int, attempts_max: int) -> Settlement:
+    """Whatever got no answer is sent again."""
+    return Settlement.RESEND if attempts < attempts_max else Settlement.TELL
+
+
+def _never_asked(*, has_lookup: bool, recognised: bool, attempts: int, attempts_max: int) -> Settlement:
+    """The other side is not asked, though it could tell."""
+    return settlement(has_lookup=False, recognised=recognised, attempts=attempts, attempts_max=attempts_max)
+
+
+class _StopsLater(StoreAround):
+    """A stop waits for the running turn to end, as everything else does."""
+
+    async def inbox(self, session: str, *, after: int, limit: int) -> list[InboxRow]:
+        found = await self.inside.inbox(session, after=after, limit=limit)
+        record = await self.inside.session(session)
+        runs = record is not None and record.turn is not None
+        return [row for row in found if not runs or row.input.kind is not InputKind.STOP]
+
+
 ABLATIONS: Mapping[str, Ablation] = {
     ablation.name: ablation
     for ablation in (
@@ -310,6 +369,69 @@ ABLATIONS: Mapping[str, Ablation] = {
             "the text of an event can end its label",
             "the model took the restaurant's words for Alice's, and the group was told that dinner is off.",
             rules=replace(RULES, labelled=_closable),
+        ),
+        Ablation(
+            "merged-whoever-says-it",
+            "C6",
+            "whatever comes in while a turn runs joins it, whoever said it",
+            "the restaurant's words joined Alice's turn, and Sam was told that dinner is off; nobody was asked.",
+            rules=replace(RULES, may_join=_anybody_joins),
+        ),
+        Ablation(
+            "all-of-it-adds",
+            "C4",
+            "whatever a person says meanwhile is taken for a part of her turn",
+            "a table for six is held, which Alice never asked for.",
+            rules=replace(RULES, fit=_adds),
+        ),
+        Ablation(
+            "nothing-taken-over",
+            "D3",
+            "a turn that begins anew knows nothing of what the one before did",
+            "two tables are held, and nobody is told of the first.",
+            rules=replace(RULES, reuse=_nothing),
+        ),
+        Ablation(
+            "key-by-turn",
+            "D2",
+            "the idempotency key belongs to the turn",
+            "the turn that began anew asked under another key, and two tables are held.",
+            rules=replace(RULES, key=_key_by_turn),
+        ),
+        Ablation(
+            "key-by-step",
+            "D2",
+            "the idempotency key belongs to the step: its tool and arguments",
+            "the second table, which was meant, was taken for a repeat of the first, and only one is held.",
+            rules=replace(RULES, key=_key_by_step),
+        ),
+        Ablation(
+            "key-by-attempt",
+            "D4",
+            "every attempt has an idempotency key of its own",
+            "after the crash the group was told again, under another key, and has the same text twice.",
+            rules=replace(RULES, key=_key_by_attempt),
+        ),
+        Ablation(
+            "sent-again-silently",
+            "D5",
+            "whatever got no answer is sent again, also where the other side can't know a repeat",
+            "Sam was told twice, and nobody knows of it.",
+            rules=replace(RULES, settlement=_always_again),
+        ),
+        Ablation(
+            "never-looked-up",
+            "D5",
+            "the other side is never asked what became of an operation",
+            "the seats are booked, and Alice is told that nobody knows.",
+            rules=replace(RULES, settlement=_never_asked),
+        ),
+        Ablation(
+            "stop-waits-its-turn",
+            "K24",
+            "a stop waits for the running turn to end",
+            "Alice said stop, and the group was told all the same.",
+            store=lambda store: _StopsLater(store).store,
         ),
     )
 }

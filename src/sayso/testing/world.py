@@ -34,6 +34,14 @@ class RestaurantDesk(Protocol):
         """
         ...
 
+    async def cancel(self, reservation: str, key: str | None = None) -> str:
+        """Give a table back, and return its id. To do so twice changes nothing.
+
+        Raises:
+            TurnedDown: there was no such reservation, or the key came with other content.
+        """
+        ...
+
     async def lookup(self, key: str) -> str | None:
         """Return the id of what was made under this key, or None."""
         ...
@@ -192,6 +200,21 @@ class Restaurant(Venue):
         """
         table = Table(day, time, party)
         return await self._once(key, table, lambda: self._seat(table))
+
+    async def cancel(self, reservation: str, key: str | None = None) -> str:
+        """Give a table back, and return its id. To do so twice changes nothing.
+
+        Raises:
+            TurnedDown: there was no such reservation, or the key came with other content.
+        """
+        return await self._once(key, reservation, lambda: self._give_back(reservation))
+
+    def _give_back(self, reservation: str) -> str:
+        if reservation not in {f"R{number}" for number in range(1, self._made + 1)}:
+            raise TurnedDown("unknown", f"there was no reservation {reservation}")
+        if self.tables.pop(reservation, None) is not None:
+            self._note(f"was given {reservation} back")
+        return reservation
 
     def full(self, day: str, time: str) -> None:
         """Be full then; reservations that stand are kept."""

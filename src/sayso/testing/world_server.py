@@ -96,6 +96,7 @@ def app(world: World) -> Starlette:
             Route("/group/messages", served.tell, methods=["POST"]),
             Route("/cinema/bookings", served.book_seats, methods=["POST"]),
             Route("/cinema/bookings/{booking}", served.cancel_seats, methods=["DELETE"]),
+            Route("/restaurant/bookings/{booking}", served.cancel_table, methods=["DELETE"]),
             Route("/{venue:str}/bookings", served.look_up, methods=["GET"]),
             Route("/{venue:str}/messages", served.look_up, methods=["GET"]),
             Route("/{venue:str}/held", served.held, methods=["GET"]),
@@ -131,6 +132,10 @@ class _Served:
     async def cancel_seats(self, request: Request) -> Response:
         key = request.headers.get(KEY)
         return _made(await self._world.cinema.cancel(request.path_params["booking"], key), 200)
+
+    async def cancel_table(self, request: Request) -> Response:
+        key = request.headers.get(KEY)
+        return _made(await self._world.restaurant.cancel(request.path_params["booking"], key), 200)
 
     async def look_up(self, request: Request) -> Response:
         venue = self._world.venues.get(request.path_params["venue"])
@@ -286,6 +291,14 @@ class RestaurantClient(VenueClient):
             TurnedDown: it is full then, or the key came with other content.
         """
         return await self._make(TableWanted(day=day, time=time, party=party), key)
+
+    async def cancel(self, reservation: str, key: str | None = None) -> str:
+        """Give a table back, and return its id.
+
+        Raises:
+            TurnedDown: there was no such reservation, or the key came with other content.
+        """
+        return _id(await self._http.delete(f"{self._path}/{reservation}", headers=_headers(key)))
 
     async def full(self, day: str, time: str) -> None:
         """Be full then; reservations that stand are kept."""
