@@ -23,9 +23,11 @@ def recorded(name: str, ablation: str | None) -> Path:
     return RECORDED / (f"{name}.log" if ablation is None else f"{name}--{ablation}.log")
 
 
-#: where somebody does two things at the same moment: on PostgreSQL the first may be settled before the second
-#: is stored, so that the entries are the same and their order is not
-AT_ONCE = {"second-yes"}
+#: where two things happen at the same moment: on a real store the first may be settled before the second is stored, so
+#: that the entries are the same and their order is not
+AT_ONCE = {"second-yes", "taken-over--nothing-taken-over"}
+#: with the rule broken, whose words join first is a matter of how quick the store reads
+RACES = {"also-tell-sam--merged-whoever-says-it"}
 
 
 @pytest.mark.rule("E1", "E2")
@@ -34,9 +36,12 @@ async def test_a_scenarios_log_is_the_recorded_one(
     name: str, ablation: str | None, open_store: OpenStore, request: pytest.FixtureRequest
 ) -> None:
     lines = await record(name, ablate=ablation, open_store=open_store)
-    expected = recorded(name, ablation).read_text(encoding="utf-8")
+    log = recorded(name, ablation)
+    expected = log.read_text(encoding="utf-8")
 
-    if name in AT_ONCE and request.node.callspec.params["open_store"] == "postgres":
+    if log.stem in RACES and request.node.callspec.params["open_store"] != "memory":
+        pytest.skip("its order is the store's; what comes of it is looked at in test_scenarios.py")
+    if log.stem in AT_ONCE and request.node.callspec.params["open_store"] != "memory":
         assert without_numbers(lines) == without_numbers(expected.splitlines())
     else:
         assert "\n".join(lines) + "\n" == expected

@@ -59,16 +59,17 @@ async def _begun_anew(stage: Stage) -> None:
 
 @scenario(
     "taken-over",
-    "the table is booked when Alice adds something; the turn begins anew with both",
+    "the table is booked, and the group is being told, when Alice adds something; the turn begins anew",
     "C7",
     "D3",
     ablations=("nothing-taken-over",),
     cast=Cast("restart"),
 )
 async def _taken_over(stage: Stage) -> None:
-    """The new plan has the same table in it: it is taken over, and not booked again."""
+    """The new plan has the same steps in it: they are taken over, and nothing is done again."""
     await _on_hold(stage, f"{TABLE}. And tell the group", venue="group")
     await stage.say("alice", "Also tell Sam", wait=False)
+    await stage.until("model.called", "T2")
     await stage.let_go("group")
 
 

@@ -82,17 +82,17 @@ class Fitting:
         return next((entry for entry in self._inbox.own() if self.of(entry) is fit), None)
 
     def look(self) -> None:
-        """Have those classified of which nobody knows how they fit. Of a turn that runs the steps of a yes nothing is
-        asked: nothing can change those."""
+        """Have that classified of which nobody knows how it fits, one after the other: what came later may not overtake
+        it. Of a turn that runs the steps of a yes nothing is asked: nothing can change those."""
         turn = self._loaded.turn
         if self._classifier is None or turn is None or turn.steps_of is not None or turn.stopped:
             self.forget()
             return
         body = self._loaded.turn_body
         assert body is not None
-        for entry in self._inbox.own():
-            if self.of(entry) is None:
-                self._begin(turn.id, body.origin, entry)
+        unknown = next((entry for entry in self._inbox.own() if self.of(entry) is None), None)
+        if unknown is not None and not self._asked:
+            self._begin(turn.id, body.origin, unknown)
 
     def after(self, asked: Consent, entry: InboxRow) -> Fit | None:
         """Return how an input fits a turn that has ended with a question to its own person, who has not answered it;
