@@ -147,8 +147,13 @@ _STATES = {
 
 # --- what followed -------------------------------------------------------------
 
-_AGAIN = {"message": "her message comes again", "hook": "the hook comes again", "answer": "her yes comes again"}
-_IDS = {"message": "message-1", "hook": "evt_17", "answer": "yes-1"}
+_AGAIN = {
+    "message": "her message comes again",
+    "hook": "the hook comes again",
+    "more": "her second message comes again",
+    "answer": "her yes comes again",
+}
+_IDS = {"message": "message-1", "hook": "evt_17", "more": "message-2", "answer": "yes-1"}
 _TAKEN = {InputKind.MESSAGE: "it is taken", InputKind.EVENT: "it is taken", InputKind.ANSWER: "it is settled"}
 
 

@@ -31,6 +31,7 @@ from sayso.core.session import Position, SessionRecord
 from sayso.core.turn import Turn, fold
 from sayso.demo.crash_child import Order
 from sayso.demo.scenarios import offer
+from sayso.demo.scenarios_under_way import TABLE
 from sayso.demo.stage import SECRETS
 from sayso.demo.zygote import Started, Zygote
 from sayso.runtime.identity import Identity
@@ -53,7 +54,8 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What happens where nobody dies. In each, Alice books and tells the group, the restaurant calls, she says yes."""
+    """What happens where nobody dies. Alice books and tells the group, the restaurant calls, she says yes; or, under
+    way, she changes her mind while the table is being booked, and says yes to its being given back."""
 
     name: str
     about: str
@@ -63,6 +65,8 @@ class Story:
     linger_ms: int = 60_000
     #: her yes has an Idempotency-Key
     keyed: bool = True
+    #: she is heard while the agent works
+    under_way: bool = False
 
 
 STORIES = {
@@ -75,6 +79,12 @@ STORIES = {
             full=True,
             linger_ms=0,
             keyed=False,
+        ),
+        Story(
+            "saturday",
+            "while the table is being booked she says “Actually, Saturday”; the turn begins anew, and Friday is undone",
+            linger_ms=0,
+            under_way=True,
         ),
     )
 }
@@ -272,6 +282,27 @@ class Town:
             await each.process.exit_code()
 
     async def _act(self) -> None:
+        await (self._change_her_mind() if self._story.under_way else self._take_the_offer())
+        while not await self._stopped():
+            await self._rest()
+
+    async def _change_her_mind(self) -> None:
+        """Whatever dies meanwhile, the restaurant holds its answer until it is known that she wants another day."""
+        restaurant = RestaurantClient("restaurant", "bookings", self._at_world())
+        await restaurant.hold()
+        inputs = f"/v1/sessions/{self._given.session}/inputs"
+        message = {"json": {"text": f"{TABLE}. And tell the group"}, "headers": {"Idempotency-Key": "message-1"}}
+        await self._insist("message", inputs, **message)
+        await restaurant.until_held()
+        more = {"json": {"text": "Actually, Saturday"}, "headers": {"Idempotency-Key": "message-2"}}
+        await self._insist("more", inputs, **more)
+        while "input.classified" not in [row["kind"] for row in (await self._get("/history?limit=500"))["rows"]]:
+            await self._news()
+        await restaurant.release()
+        await self._rest()
+        await self._say_yes()
+
+    async def _take_the_offer(self) -> None:
         message = {"json": {"text": BOOK}, "headers": {"Idempotency-Key": "message-1"}}
         await self._insist("message", f"/v1/sessions/{self._given.session}/inputs", **message)
         await self._rest()
@@ -281,13 +312,14 @@ class Town:
         await self._rest()
         if self._story.full:
             await restaurant.full("Friday", "20:30")
+        await self._say_yes()
+
+    async def _say_yes(self) -> None:
         [question] = await self._questions()
         headers = {"Idempotency-Key": "yes-1"} if self._story.keyed else {}
         yes = {"json": {"verdict": "yes", "digest": question["digest"]}, "headers": headers}
         await self._insist("answer", f"/v1/sessions/{self._given.session}/consents/{question['id']}", **yes)
         await self._rest()
-        while not await self._stopped():
-            await self._rest()
 
     def _at_world(self) -> httpx2.AsyncClient:
         self._http.base_url = httpx2.URL(self._world_url)
@@ -301,7 +333,10 @@ class Town:
             told, log = self._folder / f"passed-{start}", self._folder / "server.log"
             at = self._cell.points[start] if start < len(self._cell.points) else None
             order = Order(str(self._database), self._world_url, at, str(told), self._moment_s)
-            started = self._zygote.serve(order, start=start, linger_ms=self._story.linger_ms, log=str(log))
+            story = self._story
+            started = self._zygote.serve(
+                order, start=start, linger_ms=story.linger_ms, under_way=story.under_way, log=str(log)
+            )
             self._started.append(started)
             url = await started.process.address()
             if url is not None:
@@ -380,10 +415,14 @@ class Town:
     async def _rest(self) -> None:
         """Return once no input waits, no turn is open, no yes owes one, and the page has seen all of it."""
         while not await self._at_rest():
-            self.played.reader.news.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self.played.reader.news.wait()
+            await self._news()
+
+    async def _news(self) -> None:
+        """Wait a little, or until the page sees something new."""
+        self.played.reader.news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self.played.reader.news.wait()
 
     async def _at_rest(self) -> bool:
         before, asked, session = await self._get(""), await self._questions(), await self._get("")

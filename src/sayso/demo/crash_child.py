@@ -16,8 +16,12 @@ import httpx2
 from sayso.adapters.system import SystemClock
 from sayso.agent import Agent, SourceSpec, ToolSpec
 from sayso.assembly import App
+from sayso.core.inputs import Fit
 from sayso.demo.concierge import concierge, script, signed_by_demo
+from sayso.demo.under_way import assistant
+from sayso.demo.under_way import script as script_under_way
 from sayso.runtime.limits import Limits
+from sayso.runtime.ports import Classifier, Meanwhile
 from sayso.server.app import Server
 from sayso.storage.sqlite import SqliteStore
 from sayso.testing.crash import MOMENT_S, CrashPoints, WatchedAnswers, WatchedModel, WatchedStore
@@ -62,7 +66,12 @@ class WatchedAgent(Agent):
     """An agent whose tools and lookups have their places."""
 
     def __init__(self, agent: Agent, points: CrashPoints) -> None:
-        super().__init__(agent.name, agent.model, agent.instructions)
+        classifier = agent.classifier
+        if not isinstance(classifier, str):
+            classifier = WatchedClassifier(classifier, points)
+        super().__init__(
+            agent.name, agent.model, agent.instructions, in_flight=agent.in_flight.value, classifier=classifier
+        )
         self._watched = tuple(_watched(spec, points) for spec in agent.tools)
         self._heard = agent.sources
 
@@ -79,7 +88,19 @@ class WatchedAgent(Agent):
 
 def _watched(spec: ToolSpec, points: CrashPoints) -> ToolSpec:
     lookup = None if spec.lookup is None else points.around(f"lookup.{spec.name}", spec.lookup)
-    return replace(spec, function=points.around(f"tool.{spec.name}", spec.function), lookup=lookup)
+    release = None if spec.release is None else points.around(f"release.{spec.name}", spec.release)
+    return replace(spec, function=points.around(f"tool.{spec.name}", spec.function), lookup=lookup, release=release)
+
+
+class WatchedClassifier:
+    """A classifier with a place before and after what it says."""
+
+    def __init__(self, inside: Classifier, points: CrashPoints) -> None:
+        self.name, self._fit = inside.name, points.around("classifier", inside.fit)
+
+    async def fit(self, meanwhile: Meanwhile) -> Fit:
+        """See `Classifier`."""
+        return await self._fit(meanwhile)
 
 
 class Incarnation:
@@ -88,11 +109,16 @@ class Incarnation:
     Each start of one story needs another of these: a process is known to the store by its App's id.
     """
 
-    def __init__(self, *, linger_ms: int) -> None:
+    def __init__(self, *, linger_ms: int, under_way: bool) -> None:
+        """`under_way`: the agent is that of `demo.under_way`, whose person is heard while it works."""
         self._points, self._outside = CrashPoints(), Outside()
         self._store = WatchedStore(self._points)
-        model = WatchedModel(ScriptedModel(script), self._points)
-        agent = WatchedAgent(concierge(self._outside, model=model, scheme=signed_by_demo), self._points)
+        if under_way:
+            served = assistant(self._outside, model=WatchedModel(ScriptedModel(script_under_way), self._points))
+        else:
+            model = WatchedModel(ScriptedModel(script), self._points)
+            served = concierge(self._outside, model=model, scheme=signed_by_demo)
+        agent = WatchedAgent(served, self._points)
         limits = Limits(linger_ms=linger_ms, timer_look_ms=LOOK_MS)
         self._app = App(agent, store=self._store.as_store, limits=limits)
         self._app.asgi.add_middleware(WatchedAnswers, points=self._points)

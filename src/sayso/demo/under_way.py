@@ -13,8 +13,8 @@ from sayso.core.errors import ToolFailed
 from sayso.core.inputs import Fit
 from sayso.core.rows import Outcome
 from sayso.demo.concierge import number, signed_by_demo
-from sayso.runtime.ports import Absent, Call, Classifier, Finished, Heard, Meanwhile, ModelRequest, ProposedCall
-from sayso.testing.scripted import ScriptedClassifier, ScriptedModel, call, calls, say
+from sayso.runtime.ports import Absent, Call, Classifier, Finished, Heard, Meanwhile, Model, ModelRequest, ProposedCall
+from sayso.testing.scripted import ScriptedClassifier, call, calls, say
 from sayso.testing.world import Outside, TurnedDown
 
 #: how words fit what is under way, by how they begin
@@ -105,7 +105,7 @@ def fit(meanwhile: Meanwhile) -> Fit:
 def assistant(
     outside: Outside,
     *,
-    model: ScriptedModel,
+    model: Model,
     in_flight: str = "merge",
     classifier: Classifier | None = None,
     scheme: Callable[[str], Unready] = signed_by_demo,
