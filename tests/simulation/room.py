@@ -21,6 +21,7 @@ from sayso.demo.stage import SECRETS
 from sayso.runtime.commands import Caller
 from sayso.runtime.limits import Limits
 from sayso.runtime.ports import ModelRequest, RawRequest
+from sayso.runtime.rules import RULES, Rules
 from sayso.sources import sign
 from sayso.storage.store import Store
 from sayso.testing.clock import CountingIds, VirtualClock
@@ -169,6 +170,7 @@ async def room(
     around: Callable[[Store], Store] = lambda store: store,
     answers: Callable[[ModelRequest], Reply] = script,
     tools: Callable[[Agent], None] = lambda _: None,
+    rules: Rules = RULES,
     **options: Any,
 ) -> AsyncIterator[Room]:
     """Yield a room in which alice is alone; `around` may put something around the store, `tools` declares more of
@@ -216,7 +218,7 @@ async def room(
         store = around(kept)
 
         def make() -> App:
-            return App(agent, store=store, clock=clock, ids=ids, limits=limits)
+            return App(agent, store=store, clock=clock, ids=ids, limits=limits, rules=rules)
 
         app = make()
         await running.enter_async_context(app.running())

@@ -299,6 +299,7 @@ async def test_a_source_joins_nobodys_turn_nor_its_own(open_store: OpenStore) ->
         assert len(await shared.bodies(TurnStartBody)) == 3
 
 
+@pytest.mark.rule("F62")
 @pytest.mark.rule("K21", "X42")
 async def test_what_comes_in_the_last_moment_has_a_turn_of_its_own(open_store: OpenStore) -> None:
     """The turn's end is accepted and not stored yet: too late to join, so it is simply still queued."""

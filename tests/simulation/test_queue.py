@@ -164,6 +164,7 @@ async def test_what_had_its_turn_or_has_it_now_is_not_taken_back(busy: Room) -> 
     assert ("bob", "my turn") in await busy.heard()
 
 
+@pytest.mark.rule("F65")
 @pytest.mark.rule("K22", "X41")
 async def test_what_is_being_taken_is_not_taken_back(open_store: OpenStore) -> None:
     """The store has not answered yet when its sender takes it back, so there it still waits: the session's owner

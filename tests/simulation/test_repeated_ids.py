@@ -32,6 +32,7 @@ async def results(here: Room) -> list[ToolResultBody]:
     return await here.bodies(ToolResultBody)
 
 
+@pytest.mark.rule("F72")
 @pytest.mark.rule("H12", "X53")
 async def test_two_calls_of_one_id_are_rejected_before_anything_runs_and_end_the_turn(open_store: OpenStore) -> None:
     """Each call has a ref of ours, so a row frame stands for each result: no repair is needed to tell them apart."""

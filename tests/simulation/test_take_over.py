@@ -84,6 +84,7 @@ async def stand_still(node: Node) -> str:
     return session
 
 
+@pytest.mark.rule("F56")
 @pytest.mark.rule("K2", "A8", "D5", "X45")
 async def test_a_process_that_was_taken_over_from_does_nothing_more(
     nodes: tuple[Node, Node, MemoryStore, list[str]],
