@@ -1010,7 +1010,8 @@ class Driver:
                 self._stage([compose.replied(reply, self._turn, self._loaded, persona.tools, decide, out=out)])
             case Broken(error):
                 raise error
-            case Classified(turn=about, n=n, fit=fit, by=by):
+            case Classified(turn=about, n=n, fit=fit, by=by) as classified:
+                self._fitting.taken_in(classified)
                 running = self._loaded.turn.id if self._loaded.turn is not None else about
                 if running == about:
                     replies = self._loaded.turn.replies if self._loaded.turn is not None else 0

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from sayso.core.consent import Consent
 from sayso.core.inputs import Fit
@@ -106,18 +105,19 @@ class Fitting:
 
     def _begin(self, turn: str, origin: Origin, entry: InboxRow) -> None:
         if self._classifier is not None and (turn, entry.n) not in self._asked:
-            task = self._asked[turn, entry.n] = self._spawn(self._ask(self._classifier, turn, origin, entry))
-            task.add_done_callback(partial(self._ended, (turn, entry.n)))
+            self._asked[turn, entry.n] = self._spawn(self._ask(self._classifier, turn, origin, entry))
 
     def forget(self) -> list[asyncio.Task[None]]:
         """Ask no more. Return what was out."""
         out = list(self._asked.values())
+        self._asked.clear()
         for task in out:
             task.cancel()
         return out
 
-    def _ended(self, asked: tuple[str, int], _: asyncio.Task[None]) -> None:
-        self._asked.pop(asked, None)
+    def taken_in(self, classified: Classified) -> None:
+        """What was found out is known to its owner: until then it counts as being asked, so that it is asked once."""
+        self._asked.pop((classified.turn, classified.n), None)
 
     async def _ask(self, classifier: Classifier, turn: str, origin: Origin, entry: InboxRow) -> None:
         fit = Fit.UNSURE
