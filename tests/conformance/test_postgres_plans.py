@@ -97,7 +97,7 @@ _LIVED = f"""
         select 'restaurant', 'e' || i, 'd' || i, i % 2, 's1', i, 0, {NOON} + i from generate_series(1, {PAST}) i;
     insert into door (at_ms, kind, source, text, event_id, digest)
         select 0, 'input.dropped', 'restaurant', '', '', '' from generate_series(1, {PAST}) i;
-    analyze
+    analyze session, journal, call, operation, consent, ref, timer, inbox, seen, door
     """  # noqa: S608 - ours
 
 
