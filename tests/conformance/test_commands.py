@@ -78,6 +78,8 @@ T = TypeVar("T")
 
 SESSIONS = ("s1", "s2")
 NODES = ("n1", "n2")
+#: those that have a lease, and may be declared dead; the others are never
+LEASED = ("n3", "n4")
 
 sessions = st.sampled_from(SESSIONS)
 people = st.sampled_from([ALICE, BOB])
@@ -298,7 +300,7 @@ class Commands(RuleBasedStateMachine):
 
     # nodes
 
-    @rule(session=sessions, node=st.sampled_from(NODES), at_most=st.integers(0, 2))
+    @rule(session=sessions, node=st.sampled_from(NODES + LEASED), at_most=st.integers(0, 2))
     def own(self, session: str, node: str = "n1", at_most: int = 2) -> None:
         """Give a session work, and claim what is ready."""
         self.inputs += 1
@@ -319,6 +321,20 @@ class Commands(RuleBasedStateMachine):
                 self.ask_owner(session, False, lambda store, token: store.surrender(token))
             case _:
                 self.ask(lambda store: store.register("n2"))
+
+    @rule(node=st.sampled_from(LEASED), ms=st.integers(0, 9_000))
+    def beat(self, node: str, ms: int) -> None:
+        """And let about as much time pass as a lease is long."""
+        self.ask(lambda store: store.beat(node, f"http://{node}"))
+        self.clock.later(ms)
+
+    @rule(node=st.sampled_from(NODES + LEASED), running=st.none() | st.sets(sessions))
+    def hand_back(self, node: str, running: set[str] | None) -> None:
+        """What its node forgot, or what the dead left."""
+        if running is None:
+            self.ask(lambda store: store.sweep())
+        else:
+            self.ask(lambda store: store.reclaim(node, running))
 
     # rows
 

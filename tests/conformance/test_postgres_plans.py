@@ -14,7 +14,7 @@ from sayso.core.errors import SaysoError
 from sayso.core.operation import OperationState, Ref
 from sayso.core.rows import BODY_VERSION, ModelSaidBody, encode_body
 from sayso.core.session import Position, Token
-from sayso.storage import migrate, statements, statements_door
+from sayso.storage import migrate, statements, statements_door, statements_nodes
 from sayso.storage.statements import Body, Sql, dialect
 from sayso.storage.store import DoorKind, DoorNote
 from tests import postgres
@@ -25,8 +25,17 @@ OURS = Token("s1", 0, "")
 PAST = 5_000
 
 CALLS: dict[str, tuple[Callable[[], Body[Any]], set[str]]] = {
-    "claim": (lambda: statements.claim("n1", ["0"]), {"session_ready"}),
+    "claim": (lambda: statements.claim("n1", ["0"]), {"session_ready", "node_pkey (node = 'n1'"}),
     "release": (lambda: statements.release(OURS, 1), {"session_pkey (id = 's1'"}),
+    "beat": (lambda: statements_nodes.beat("n1", "", 9), set()),
+    "sweep": (
+        lambda: statements_nodes.sweep(9, 0),
+        {"node_lease (lease_until_ms <= ", "session_of_node", "node_dead (dead_at_ms <= ", "node_pkey (node = "},
+    ),
+    "reclaim": (
+        lambda: statements_nodes.reclaim("n50", set()),
+        {"session_of_node (node = 'n50'", "session_pkey (id = "},
+    ),
     "a page of rows": (
         lambda: statements.rows("s1", 5, None, 10),
         {"journal_pkey ((session = 's1'::text) AND (seq > "},
@@ -75,8 +84,13 @@ CALLS: dict[str, tuple[Callable[[], Body[Any]], set[str]]] = {
 _LIVED = f"""
     insert into session (id, owner, title, created_at_ms, state, ready_at_ms, node, epoch, nonce, head, inbox_tail,
             turns, consents, at_ms)
-        select 's' || i, 'user:u' || i % 100, '', 0, case i % 100 when 0 then 'ready' else 'idle' end,
-            case i % 100 when 0 then i end, null, 0, '', {PAST}, {PAST}, 0, 0, 0 from generate_series(1, {PAST}) i;
+        select 's' || i, 'user:u' || i % 100, '', 0,
+            case i % 100 when 0 then 'ready' when 50 then 'owned' else 'idle' end, case i % 100 when 0 then i end,
+            case i % 100 when 50 then 'n' || i end, 0, '', {PAST}, {PAST}, 0, 0, 0
+        from generate_series(1, {PAST}) i;
+    insert into node (node, registered_at_ms, lease_until_ms, dead_at_ms)
+        select 'n' || i, 0, case when i % 100 < 2 then {NOON} + i * (i % 100) end,
+            case i % 100 when 0 then {NOON} end from generate_series(1, {PAST}) i;
     insert into journal
         select 's1', i, 1, 'T1', '{{kind}}', 'x.' || i, 0, {BODY_VERSION}, '{{said}}' from generate_series(1, {PAST}) i;
     insert into call
@@ -97,7 +111,7 @@ _LIVED = f"""
         select 'restaurant', 'e' || i, 'd' || i, i % 2, 's1', i, 0, {NOON} + i from generate_series(1, {PAST}) i;
     insert into door (at_ms, kind, source, text, event_id, digest)
         select 0, 'input.dropped', 'restaurant', '', '', '' from generate_series(1, {PAST}) i;
-    analyze session, journal, call, operation, consent, ref, timer, inbox, seen, door
+    analyze session, node, journal, call, operation, consent, ref, timer, inbox, seen, door
     """  # noqa: S608 - ours
 
 

@@ -19,12 +19,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from sayso.core.errors import CommitUnknown, NotFound, StoreLocked, StoreUnavailable
 from sayso.core.rows import ModelSaidBody
+from sayso.core.session import Token
 from sayso.storage.migrate import SchemaChanged, SchemaTooNew, released
 from sayso.storage.postgres import NoSchema, PostgresStore
 from sayso.storage.postgres_connections import Bounds
 from sayso.storage.postgres_lock import advisory_key
 from sayso.storage.shape import CommitPhase
-from sayso.storage.store import PutOutcome, Released, WriteOutcome
+from sayso.storage.store import LEASE_MS, PutOutcome, Released, WriteOutcome
 from tests import postgres
 from tests.conformance.given import ALICE, Clock, hook, message, owned, rows, taken
 from tests.wire import AtCommit, Wire
@@ -431,6 +432,145 @@ async def test_a_server_that_falls_silent_is_given_up(url: str, wire: Wire) -> N
         wire.silent = False
         await other.execute(b"rollback")
         assert (await store.put(hook("evt_1"))).outcome is PutOutcome.STORED
+
+
+# --- nodes beside each other -------------------------------------------------
+
+HERE = "http://10.0.0.1:8000"
+
+
+@asynccontextmanager
+async def two_nodes(url: str) -> AsyncIterator[tuple[PostgresStore, PostgresStore, Clock]]:
+    """The stores of a node that will stand still, and of one that sweeps; their database's clock is set by the test."""
+    clock = Clock()
+    async with (
+        opened(called(url, "still"), exclusive=False, clock=clock) as still,
+        opened(called(url, "sweeper"), exclusive=False, clock=clock) as sweeper,
+    ):
+        yield still, sweeper, clock
+
+
+async def ended(store: PostgresStore, clock: Clock) -> Token:
+    """Let n1 own s1, and its lease end; return its right."""
+    token = await owned(store, node="n1")
+    await store.beat("n1", HERE)
+    clock.later(LEASE_MS)
+    return token
+
+
+@pytest.mark.rule("K2", "N2")
+async def test_a_write_under_way_as_its_nodes_lease_ends_is_stored_and_then_swept(url: str) -> None:
+    """It holds the session's row, so the sweep passes it over, waits for nobody, and sees what came of it next time."""
+    async with two_nodes(url) as (still, sweeper, clock), beside(url) as other:
+        await owned(still, node="n1", session="s2")
+        token = await ended(still, clock)
+        await other.execute(b"begin")
+        await other.execute(b"insert into journal values ('s1', 1, 0, null, 'x', 'x.1', 0, 0, '')")
+        writing = asyncio.create_task(still.write(token, rows(token, 0, taken(1), SAID)))
+        await until_waiting(other, "still")
+
+        assert await sweeper.sweep() == 1
+        assert await still.beat("n1", HERE) is None
+        await other.execute(b"rollback")
+        assert await writing is WriteOutcome.WRITTEN
+        assert await sweeper.sweep() == 1
+
+        assert await still.write(token, rows(token, 2, SAID)) is WriteOutcome.FENCED
+        claimed = {each.token.session: each for each in await sweeper.claim("n2", at_most=9)}
+        assert claimed["s1"].record.head == 2
+        mine = claimed["s1"].token
+        assert await sweeper.write(mine, rows(mine, 2, SAID)) is WriteOutcome.WRITTEN
+        assert [row.seq for row in await sweeper.rows("s1")] == [1, 2, 3]
+
+
+@pytest.mark.rule("K2", "N2")
+async def test_a_write_that_comes_while_its_session_is_swept_waits_and_is_fenced(url: str) -> None:
+    async with two_nodes(url) as (still, sweeper, clock), beside(url) as other:
+        token = await ended(still, clock)
+        await owned(still, session="s2", node="n2")
+        await still.beat("n2", HERE)
+        await other.execute(b"begin")
+        await other.execute(b"select from session for update")
+        assert await sweeper.sweep() == 0  # it marks n1, and passes the session over
+        await other.execute(b"rollback")
+        await other.execute(b"insert into node values ('old', 0, '', 0, 0)")
+        await other.execute(b"begin")
+        await other.execute(b"lock table node in share mode")
+        sweeping = asyncio.create_task(sweeper.sweep())  # has the session, and waits to forget an old node
+        await until_waiting(other, "sweeper")
+        writing = asyncio.create_task(still.write(token, rows(token, 0, taken(1))))
+        await until_waiting(other, "still")
+
+        clock.later(LEASE_MS)
+        assert await still.sweep() == 0  # one at a time, also where there is more to do by now
+        await other.execute(b"commit")
+
+        assert await sweeping == 1
+        assert await writing is WriteOutcome.FENCED
+        assert await still.rows("s1") == []
+        assert await still.sweep() == 1
+
+
+async def test_a_claim_under_way_as_its_node_is_declared_dead_is_swept_next_time(url: str) -> None:
+    async with two_nodes(url) as (still, sweeper, clock), beside(url) as other:
+        await still.create_session("s1", owner=ALICE, title="")
+        await still.put(hook("evt_1"))
+        await still.beat("n1", HERE)
+        clock.later(LEASE_MS)
+        await other.execute(b"begin")  # as a claim does
+        await other.execute(
+            b"update session set state = 'owned', ready_at_ms = null, node = 'n1', nonce = 'x', epoch = epoch + 1"
+        )
+        assert await sweeper.sweep() == 0
+        await other.execute(b"commit")
+
+        assert await sweeper.sweep() == 1
+        assert [each.token.epoch for each in await sweeper.claim("n2", at_most=9)] == [3]
+
+
+async def test_a_beat_under_way_is_waited_for_by_no_sweep_and_decides_if_it_is_first(url: str) -> None:
+    async with two_nodes(url) as (still, sweeper, clock), beside(url) as other:
+        token = await ended(still, clock)
+        await other.execute(b"begin")  # as a beat does that was in time
+        await other.execute(b"update node set lease_until_ms = lease_until_ms + 2000")
+        assert await sweeper.sweep() == 0
+        await other.execute(b"commit")
+
+        assert await sweeper.sweep() == 0
+        assert await still.beat("n1", HERE) == clock.now_ms + LEASE_MS
+        assert await still.write(token, rows(token, 0, taken(1))) is WriteOutcome.WRITTEN
+
+
+@pytest.mark.rule("K10")
+async def test_leases_end_by_the_servers_clock(url: str) -> None:
+    """One that has ended by the server's is over, and one that has not is not, whatever a node's own clock says."""
+
+    async def server_ms() -> float:
+        row = await (await other.execute(b"select extract(epoch from clock_timestamp())::float8 * 1000")).fetchone()
+        assert row is not None
+        return float(row[0])
+
+    async with opened(url) as store, beside(url) as other:
+        await owned(store, node="n1")
+        before_ms = await server_ms()
+        until_ms = await store.beat("n1", HERE, lease_ms=3_600_000)
+        assert until_ms is not None
+        assert before_ms - 1 <= until_ms - 3_600_000 <= await server_ms()
+        assert await store.sweep() == 0
+
+        assert await store.beat("n1", HERE, lease_ms=0) is not None
+        assert await store.sweep() == 1
+
+
+@pytest.mark.rule("K2")
+async def test_nobody_is_dead_before_its_lease_has_ended(url: str) -> None:
+    async with opened(url, clock=Clock()) as store, beside(url) as other:
+        await store.beat("n1", HERE)
+        for dead_at_ms in (b"lease_until_ms - 1", b"0"):
+            with pytest.raises(psycopg.errors.CheckViolation):
+                await other.execute(b"update node set dead_at_ms = " + dead_at_ms)
+        with pytest.raises(psycopg.errors.CheckViolation):
+            await other.execute(b"insert into node (node, registered_at_ms, dead_at_ms) values ('n2', 0, 0)")
 
 
 # --- others ------------------------------------------------------------------

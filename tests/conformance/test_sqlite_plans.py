@@ -14,7 +14,7 @@ from sayso.core.consent import ConsentState
 from sayso.core.errors import SaysoError
 from sayso.core.operation import OperationState, Ref
 from sayso.core.session import Position, Token
-from sayso.storage import migrate, statements, statements_door, statements_files
+from sayso.storage import migrate, statements, statements_door, statements_files, statements_nodes
 from sayso.storage.statements import Body, Many, Sql
 from sayso.storage.store import Upload
 from tests.conformance.given import ALICE, Clock, hook
@@ -22,7 +22,13 @@ from tests.conformance.given import ALICE, Clock, hook
 OURS = Token("s1", 0, "")
 
 CALLS: dict[str, tuple[Callable[[], Body[Any]], set[str]]] = {
-    "claim": (lambda: statements.claim("n1", ["0"]), {"session_ready"}),
+    "claim": (lambda: statements.claim("n1", ["0"]), {"session_ready", "PRIMARY KEY (node=?)"}),
+    "beat": (lambda: statements_nodes.beat("n1", "", 9), set()),
+    "sweep": (
+        lambda: statements_nodes.sweep(9, 0),
+        {"node_lease (lease_until_ms<?)", "session_of_node (node=?)", "node_dead (dead_at_ms<?)"},
+    ),
+    "reclaim": (lambda: statements_nodes.reclaim("n1", set()), {"session_of_node (node=?)"}),
     "ready": (lambda: statements.ready(9), {"session_ready"}),
     "delete": (
         lambda: statements_door.delete_session("s1"),
@@ -134,6 +140,7 @@ def test_a_call_looks_by_index(connection: sqlite3.Connection, name: str) -> Non
 
     for index in indexes:
         assert any(index in step for step in steps), steps
-    of_a_query = ("SCAN waiting", "SCAN hers")  # what is read there was found by an index
+    # what is read there was found by an index, or is no table
+    of_a_query = ("SCAN waiting", "SCAN hers", "SCAN CONSTANT ROW")
     whole = [step for step in steps if step.startswith("SCAN") and "INDEX" not in step and step not in of_a_query]
     assert whole == [], "a table is read from end to end"

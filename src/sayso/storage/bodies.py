@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import ParamSpec, TypeVar
 
 from sayso.core.attachment import NO_BLOBS, Blobs
@@ -18,10 +19,11 @@ from sayso.core.operation import OperationState, Ref
 from sayso.core.origin import Principal
 from sayso.core.rows import Row, Scalar
 from sayso.core.session import Position, SessionRecord, Token
-from sayso.storage import statements, statements_door, statements_files
-from sayso.storage.shape import HASHED_APART_BYTES, PIECE_BYTES, check_blobs, pieces
+from sayso.storage import statements, statements_door, statements_files, statements_nodes
+from sayso.storage.shape import DEAD_KEPT_MS, HASHED_APART_BYTES, PIECE_BYTES, check_blobs, pieces
 from sayso.storage.statements import Body
 from sayso.storage.store import (
+    LEASE_MS,
     AttachmentRow,
     Claimed,
     DoorNote,
@@ -46,6 +48,8 @@ T = TypeVar("T")
 FORGET_AT_ONCE = 1_000
 #: pieces of bytes dropped in one transaction
 SWEEP_AT_ONCE = 4
+#: sessions of dead nodes handed back in one transaction
+HAND_BACK_AT_ONCE = 100
 
 
 class BodyStore(ABC):
@@ -85,6 +89,19 @@ class BodyStore(ABC):
 
     async def surrender(self, token: Token, *, failed: bool = False) -> bool:
         return await self._write(statements.surrender, token, failed)
+
+    async def beat(self, incarnation: str, address: str, *, lease_ms: int = LEASE_MS) -> int | None:
+        return await self._write(statements_nodes.beat, incarnation, address, lease_ms)
+
+    async def sweep(self) -> int:
+        """See `Store`. Many sessions go in several transactions."""
+        handed_back = 0
+        while (now := await self._write(statements_nodes.sweep, HAND_BACK_AT_ONCE, DEAD_KEPT_MS)) == HAND_BACK_AT_ONCE:
+            handed_back += now
+        return handed_back + now
+
+    async def reclaim(self, incarnation: str, running: AbstractSet[str]) -> list[str]:
+        return await self._write(statements_nodes.reclaim, incarnation, running)
 
     async def fire(self) -> Fired:
         return await self._write(statements_door.fire)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -49,6 +50,7 @@ from sayso.core.session import Others, Position, SessionRecord, SessionRole, Ses
 from sayso.core.text import storable
 from sayso.storage import shape
 from sayso.storage.store import (
+    LEASE_MS,
     AttachmentRow,
     Claimed,
     DoorNote,
@@ -86,6 +88,15 @@ class _Session:
 
 
 @dataclass(frozen=True, slots=True)
+class _Node:
+    """An incarnation that has beaten."""
+
+    address: str
+    lease_until_ms: int
+    dead_at_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Seen:
     """A dedupe entry."""
 
@@ -116,6 +127,7 @@ class MemoryStore:
         """Start empty. `clock` returns milliseconds since 1970 UTC."""
         self._clock, self._inbox_max, self._door_notes_max = shape.Steady(clock), inbox_max, door_notes_max
         self._sessions: dict[str, _Session] = {}
+        self._nodes: dict[str, _Node] = {}
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._unclaimed: list[tuple[int, Entry]] = []
         self._door: list[DoorRow] = []
@@ -139,6 +151,8 @@ class MemoryStore:
     async def claim(self, node: str, *, at_most: int) -> list[Claimed]:
         ready = [kept for kept in self._sessions.values() if kept.record.state is SessionState.READY]
         ready.sort(key=lambda kept: (kept.ready_at_ms, kept.record.id))
+        if node in self._dead():
+            return []
         claimed = []
         for kept in ready[:at_most]:
             epoch, nonce = kept.record.epoch + 1, secrets.token_hex(8)
@@ -170,6 +184,34 @@ class MemoryStore:
             kept.record = replace(kept.record, attempts=0)
         return True
 
+    async def beat(self, incarnation: str, address: str, *, lease_ms: int = LEASE_MS) -> int | None:
+        now, node = self._clock(), self._nodes.get(incarnation)
+        if node is not None and (node.dead_at_ms is not None or node.lease_until_ms <= now):
+            return None
+        self._nodes[incarnation] = _Node(address, now + lease_ms)
+        return now + lease_ms
+
+    async def sweep(self) -> int:
+        now = self._clock()
+        for incarnation, node in self._nodes.items():
+            if node.dead_at_ms is None and node.lease_until_ms <= now:
+                self._nodes[incarnation] = replace(node, dead_at_ms=now)
+        dead = self._dead()
+        left = [kept for kept in self._sessions.values() if kept.record.node in dead]
+        for kept in left:
+            self._hand_back(kept)
+        for incarnation, died_at_ms in dead.items():
+            if died_at_ms <= now - shape.DEAD_KEPT_MS:
+                del self._nodes[incarnation]
+        return len(left)
+
+    async def reclaim(self, incarnation: str, running: AbstractSet[str]) -> list[str]:
+        owned = [session for session, kept in self._sessions.items() if kept.record.node == incarnation]
+        handed_back = sorted(session for session in owned if session not in running)
+        for session in handed_back:
+            self._hand_back(self._sessions[session])
+        return handed_back
+
     async def fire(self) -> Fired:
         now = self._clock()
         due = [timer for timer in self._timers() if timer[0] <= now][: shape.FIRED_MAX]
@@ -196,6 +238,14 @@ class MemoryStore:
     def _make_ready(self, kept: _Session, *, epoch: int) -> None:
         kept.record = replace(kept.record, state=SessionState.READY, node=None, epoch=epoch)
         kept.ready_at_ms = self._clock()
+
+    def _hand_back(self, kept: _Session) -> None:
+        kept.record = replace(kept.record, nonce="")
+        self._make_ready(kept, epoch=kept.record.epoch + 1)
+
+    def _dead(self) -> dict[str, int]:
+        """Return the incarnations that were declared dead, and when."""
+        return {name: node.dead_at_ms for name, node in self._nodes.items() if node.dead_at_ms is not None}
 
     def _owned(self, token: Token) -> _Session | None:
         """Return the session if `token` is the right to it."""

@@ -29,6 +29,8 @@ DOOR_NOTES_MAX = 10_000
 FIRED_MAX = 256
 #: how long a timer's input is recognised; the timer itself never fires the same instant twice
 TIMER_KEEP_MS = 7 * 24 * 3_600_000
+#: how long it is known of an incarnation that it was declared dead
+DEAD_KEPT_MS = 24 * 3_600_000
 
 #: bytes are stored in pieces of this size
 PIECE_BYTES = 1024 * 1024

@@ -124,13 +124,15 @@ def _record(row: tuple[Any, ...]) -> SessionRecord:
 
 
 def claim(node: str, nonces: Sequence[str]) -> Body[list[Claimed]]:
-    """Take as many ready sessions as there are nonces, longest ready first."""
+    """Take as many ready sessions as there are nonces, longest ready first. A sweep that looks meanwhile doesn't see
+    them, and one after it does."""
     ready = yield Sql(
         """
-        select id from session where state = 'ready'
+        select id from session
+        where state = 'ready' and not exists (select 1 from node where node = ? and dead_at_ms is not null)
         order by ready_at_ms, id limit ? /*postgres: for update skip locked*/
         """,
-        (len(nonces),),
+        (node, len(nonces)),
     )
     claimed = []
     for (session,), nonce in zip(ready, nonces, strict=False):

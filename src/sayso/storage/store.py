@@ -12,6 +12,7 @@ Every method may raise `StoreUnavailable` (nothing happened) and those that writ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -177,6 +178,9 @@ class DoorRow:
 
 # --- sessions and rows -------------------------------------------------------
 
+#: how long a node lives after a beat, where it says nothing else
+LEASE_MS = 6_000
+
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
@@ -292,7 +296,8 @@ class Store(Protocol):
     async def claim(self, node: str, *, at_most: int) -> list[Claimed]:
         """Take up to `at_most` ready sessions, longest ready first: epoch + 1, a fresh nonce and one attempt more
         each. One that
-        another transaction is at may be passed over; `ready` still counts it."""
+        another transaction is at may be passed over; `ready` still counts it. Nothing for an incarnation that was
+        declared dead."""
         ...
 
     async def ready(self, *, at_most: int) -> int:
@@ -306,6 +311,34 @@ class Store(Protocol):
     async def surrender(self, token: Token, *, failed: bool = False) -> bool:
         """Give the session up as it is, ready for another claim; False if it was fenced. For shutdown,
         a fault of this node, and a conflict. `failed`: going on with it failed, and this attempt counts."""
+        ...
+
+    async def beat(self, incarnation: str, address: str, *, lease_ms: int = LEASE_MS) -> int | None:
+        """Begin or renew the lease of a node's incarnation, and return the instant at which it ends, by the store's
+        clock alone. `address` is where other nodes reach it.
+
+        None: its lease has ended, or it was declared dead; nothing was stored. What it owned is anybody's, and its
+        process goes on as another incarnation. One that never beats has no lease, and is never declared dead.
+        """
+        ...
+
+    async def sweep(self) -> int:
+        """Declare dead each incarnation whose lease has ended, hand back what dead ones own, and return how many
+        sessions that are: ready again under a higher epoch, so whatever an owner still sends to the store is fenced.
+        A write of it that is under way is stored first, and seen by the next owner, or fenced.
+
+        One at a time: 0 where another sweep is under way. A session, or a beat, that another transaction is at just
+        then is left to the next sweep. An incarnation that was declared dead is forgotten after a day; if it beats
+        then, it is a new one, and owns nothing.
+        """
+        ...
+
+    async def reclaim(self, incarnation: str, running: AbstractSet[str]) -> list[str]:
+        """Hand back, as `sweep` does, what the store says this incarnation owns and what is not among the sessions
+        `running` there, and return them in order: their task has died, or their claim had no answer.
+
+        For who has no claim under way: what that one brings is not running yet, and would be handed back.
+        """
         ...
 
     async def fire(self) -> Fired:
