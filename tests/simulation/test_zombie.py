@@ -71,7 +71,7 @@ async def working(app: App) -> AsyncIterator[None]:
             await work
 
 
-@pytest.mark.rule("K2", "A8", "D2", "D5", "N18", "X45")
+@pytest.mark.rule("F34", "K2", "A8", "D2", "D5", "N18", "X45")
 async def test_a_process_whose_lease_ended_in_a_turn_writes_nothing_when_it_wakes_up(open_store: OpenStore) -> None:
     clock, ids, world = VirtualClock(START_MS), CountingIds(), World()
     still, heir = Node("still", world), Node("heir", world)
