@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from sayso.testing.ledger import Ledger
+
 
 class TurnedDown(Exception):
     """A venue said no, and nothing was done. `reason` is one word: `full`, `key_reused` or `unknown`."""
@@ -126,9 +128,9 @@ class Venue:
     killed in between.
     """
 
-    def __init__(self, name: str, lines: list[str]) -> None:
+    def __init__(self, name: str, lines: list[str], ledger: Ledger | None = None) -> None:
         self.name = name
-        self._lines = lines
+        self._lines, self._ledger = lines, ledger if ledger is not None else Ledger()
         self._by_key: dict[str, tuple[object, str]] = {}
         self._answering, self._someone_waits = asyncio.Event(), asyncio.Event()
         self._answering.set()
@@ -155,7 +157,11 @@ class Venue:
 
     async def _once(self, key: str | None, wanted: object, act: Callable[[], str]) -> str:
         """Do it, unless the key says that it was done; then answer, when answers may go."""
-        made = act() if key is None or key not in self._by_key else self._again(key, wanted)
+        if key is not None and key in self._by_key:
+            made = self._again(key, wanted)
+        else:
+            made = act()
+            self._ledger.enter(self.name, key=key or "", what=made)
         if key is not None:
             self._by_key[key] = (wanted, made)
         await self._answer()
@@ -185,8 +191,8 @@ class Venue:
 class Restaurant(Venue):
     """Has a table for every party, except where it was told to be full."""
 
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__("restaurant", lines)
+    def __init__(self, lines: list[str], ledger: Ledger | None = None) -> None:
+        super().__init__("restaurant", lines, ledger)
         #: the tables that are held, by reservation
         self.tables: dict[str, Table] = {}
         self._full: set[tuple[str, str]] = set()
@@ -248,8 +254,8 @@ class Restaurant(Venue):
 class Group(Venue):
     """Everybody in it has read what was told."""
 
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__("group", lines)
+    def __init__(self, lines: list[str], ledger: Ledger | None = None) -> None:
+        super().__init__("group", lines, ledger)
         #: the messages, in order
         self.texts: list[str] = []
 
@@ -271,8 +277,8 @@ class Group(Venue):
 class Cinema(Venue):
     """Has seats for everybody."""
 
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__("cinema", lines)
+    def __init__(self, lines: list[str], ledger: Ledger | None = None) -> None:
+        super().__init__("cinema", lines, ledger)
         #: the seats that are held, by booking
         self.seats: dict[str, Seats] = {}
         self._made = 0
@@ -315,9 +321,11 @@ class World:
     def __init__(self, *, lines: list[str] | None = None) -> None:
         #: what the outside did, in order: the part of a log that no journal has
         self.lines: list[str] = [] if lines is None else lines
-        self.restaurant = Restaurant(self.lines)
-        self.group = Group(self.lines)
-        self.cinema = Cinema(self.lines)
+        #: the same by key
+        self.ledger = Ledger()
+        self.restaurant = Restaurant(self.lines, self.ledger)
+        self.group = Group(self.lines, self.ledger)
+        self.cinema = Cinema(self.lines, self.ledger)
 
     @property
     def venues(self) -> dict[str, Venue]:
