@@ -12,7 +12,7 @@ from typing import Any
 from sayso.core.attachment import NO_BLOBS, Blobs
 from sayso.core.authority import Decision
 from sayso.core.errors import IllegalChange
-from sayso.core.inputs import InputKind
+from sayso.core.inputs import InFlight, InputKind
 from sayso.core.labels import RUNTIME, Part
 from sayso.core.rows import Kind, ModelSaidBody, NoticeBody, Row
 from sayso.core.session import SessionState, Token
@@ -169,6 +169,7 @@ class Broken:
     rules: Rules = RULES
     store: Callable[[Store], Store] = field(default=lambda store: store)
     world: Callable[[], Ledger] = Ledger
+    in_flight: InFlight = InFlight.QUEUE
 
     @asynccontextmanager
     async def opened(self, now_ms: Callable[[], int]) -> AsyncIterator[Store]:
@@ -180,6 +181,14 @@ _BY_ROLE, _REUSABLE, _NO_EXPIRY, _NO_DEDUPE = (
     ABLATIONS[name] for name in ("authority-by-role", "consent-reusable", "consent-without-expiry", "no-dedupe")
 )
 
+_KEYS = [ABLATIONS[name] for name in ("key-by-turn", "key-by-step", "key-by-attempt")]
+_AGAIN, _FORGETS, _NOT_ASKED = (
+    ABLATIONS[name] for name in ("sent-again-silently", "nothing-taken-over", "never-looked-up")
+)
+_ANYBODY, _ADDS, _STOPS = (
+    ABLATIONS[name] for name in ("merged-whoever-says-it", "all-of-it-adds", "stop-waits-its-turn")
+)
+
 BROKEN = (
     Broken("no_acknowledged_input_lost", "acknowledged, not stored", store=lambda store: Forgetful(store).store),
     Broken("no_repeat_acted_on", _NO_DEDUPE.about, store=_NO_DEDUPE.store),
@@ -188,6 +197,13 @@ BROKEN = (
     Broken("no_consent_used_twice", _REUSABLE.about, rules=_REUSABLE.rules, store=_REUSABLE.store),
     Broken("no_keyed_effect_twice", "the other side recognises no key", world=Careless),
     Broken("no_unkeyed_effect_resent", "a client library repeats requests", world=Repeating),
+    *(Broken("no_keyed_effect_twice", a.about, rules=a.rules, in_flight=InFlight.RESTART) for a in _KEYS),
+    Broken("no_unkeyed_effect_resent", _AGAIN.about, rules=_AGAIN.rules),
+    Broken("what_is_equal_is_taken_over", _FORGETS.about, rules=_FORGETS.rules, in_flight=InFlight.RESTART),
+    Broken("what_can_be_found_out_is", _NOT_ASKED.about, rules=_NOT_ASKED.rules),
+    Broken("only_its_own_person_joins", _ANYBODY.about, rules=_ANYBODY.rules, in_flight=InFlight.MERGE),
+    Broken("what_the_classifier_says_counts", _ADDS.about, rules=_ADDS.rules, in_flight=InFlight.MERGE),
+    Broken("a_stop_is_heard", _STOPS.about, store=_STOPS.store),
     Broken("success_is_true", "the other side says yes and does nothing", world=Lazy),
     Broken("every_call_has_one_result", "results are lost", store=lambda store: WithoutResults(store).store),
     Broken("one_turn_at_a_time", "a turn's end is lost", store=lambda store: WithoutEnds(store).store),

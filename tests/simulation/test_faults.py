@@ -314,7 +314,7 @@ async def test_a_keyed_tool_that_keeps_failing_is_tried_a_few_times_and_then_tol
     agent = Agent("fault", ScriptedModel(script), "Do it.")
     keys: list[str] = []
 
-    @agent.tool(effect="send", keyed=True)
+    @agent.tool(effect="send", keyed=True, key_kept_s=10**9)  # the clock goes on for as long as the store takes
     async def act(call: Call) -> str:
         keys.append(call.key)
         raise ConnectionResetError

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol, get_type_hints
@@ -206,6 +206,11 @@ class _Tool:
     fields: Mapping[str, str]
 
 
+#: tools that were made, by their name, description and arguments; beyond so many none is kept
+MADE_MAX = 1_000
+_MADE: dict[tuple[Any, ...], _Tool] = {}
+
+
 class _Untitled(GenerateJsonSchema):
     """A schema without the titles that only repeat each argument's name."""
 
@@ -214,9 +219,23 @@ class _Untitled(GenerateJsonSchema):
 
 
 def _tool(spec: DeclaredTool) -> _Tool:
-    description, said_of = describe(spec.description)
     parameters = list(inspect.signature(spec.function).parameters.values())[1:]
     types = _types(spec, parameters)
+    declared = tuple((each.name, types[each.name], type(each.default), each.default) for each in parameters)
+    try:
+        made = _MADE.get((spec.name, spec.description, declared))
+    except TypeError:  # a type or a default that has no hash
+        return _made(spec, parameters, types)
+    if made is None:
+        made = _made(spec, parameters, types)
+        if len(_MADE) < MADE_MAX:
+            _MADE[spec.name, spec.description, declared] = made
+    return replace(made, spec=spec)
+
+
+def _made(spec: DeclaredTool, parameters: list[inspect.Parameter], types: dict[str, Any]) -> _Tool:
+    """Return a tool with its model, which takes milliseconds to make."""
+    description, said_of = describe(spec.description)
     # Fields are numbered, because an argument may have a name that a model has its own use for, as `copy`.
     fields = {each.name: f"argument_{place}" for place, each in enumerate(parameters)}
     definitions: dict[str, Any] = {

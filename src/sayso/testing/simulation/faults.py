@@ -17,7 +17,8 @@ from typing import Any, cast
 
 from sayso.agent import Agent, SourceSpec, ToolSpec
 from sayso.core.errors import CommitUnknown, StoreUnavailable, ToolFailed
-from sayso.runtime.ports import Call, Finished, Model, ModelFault, ModelRequest, TextDelta
+from sayso.core.inputs import Fit
+from sayso.runtime.ports import Call, Classifier, Finished, Meanwhile, Model, ModelFault, ModelRequest, TextDelta
 from sayso.storage.store import Store
 from sayso.testing.clock import VirtualClock
 
@@ -180,11 +181,14 @@ class _Wire:
 
 
 class _Reached(Agent):
-    """The same agent; each of its tools and lookups is called by way of a process."""
+    """The same agent; its model, its classifier and each of its tools is called by way of a process."""
 
     def __init__(self, agent: Agent, process: Process) -> None:
         super().__init__(agent.name, _ReachedModel(agent.model, process), agent.instructions)
-        self.in_flight = agent.in_flight
+        self.in_flight, self.debounce_s = agent.in_flight, agent.debounce_s
+        self.classifier = agent.classifier
+        if not isinstance(agent.classifier, str):
+            self.classifier = _ReachedClassifier(agent.classifier, process)
         self._agent, self._reached = agent, tuple(_reached(spec, process) for spec in agent.tools)
 
     @property
@@ -200,7 +204,8 @@ class _Reached(Agent):
 
 def _reached(spec: ToolSpec, process: Process) -> ToolSpec:
     lookup = None if spec.lookup is None else _watched(spec.lookup, process, "lookup")
-    return replace(spec, function=_watched(spec.function, process, "tool"), lookup=lookup)
+    release = None if spec.release is None else _watched(spec.release, process, "tool")
+    return replace(spec, function=_watched(spec.function, process, "tool"), lookup=lookup, release=release)
 
 
 def _watched(function: Callable[..., Any], process: Process, place: str) -> Callable[..., Any]:
@@ -224,6 +229,20 @@ def _go_on(wrong: str | None) -> None:
         raise ToolFailed("it did not work")
     if wrong == "break":
         raise BrokeOff("it broke off")
+
+
+class _ReachedClassifier:
+    """A classifier by way of a process."""
+
+    def __init__(self, classifier: Classifier, process: Process) -> None:
+        self.name, self._classifier, self._process = classifier.name, classifier, process
+
+    async def fit(self, meanwhile: Meanwhile) -> Fit:
+        """See `Classifier`."""
+        _go_on(await self._process.passes("classifier:before"))
+        fit = await self._classifier.fit(meanwhile)
+        _go_on(await self._process.passes("classifier:after"))
+        return fit
 
 
 class _ReachedModel:

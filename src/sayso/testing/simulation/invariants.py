@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from sayso.core.authority import Action, Verdict, decide, may_approve
+from sayso.core.canonical import canonical
 from sayso.core.consent import ConsentState
 from sayso.core.inputs import InputKind
 from sayso.core.operation import OperationState
-from sayso.core.origin import Principal
+from sayso.core.origin import Principal, PrincipalKind
 from sayso.core.rows import (
     Called,
     ConsentApprovedBody,
@@ -171,7 +172,7 @@ def no_consent_used_twice(played: Played) -> Iterator[str]:
 
 @invariant("D2", "D4", "D5")
 def no_keyed_effect_twice(played: Played) -> Iterator[str]:
-    """What was sent under one key was done at most once, and one operation has one key."""
+    """What was sent under one key was done at most once; one operation has one key, and no other has it."""
     keys: dict[str, set[str]] = {}
     for row in played.rows:
         if isinstance(row.body, ToolSentBody):
@@ -179,6 +180,50 @@ def no_keyed_effect_twice(played: Played) -> Iterator[str]:
             if played.contracts[row.body.tool].keyed and played.ledger.times(row.body.key) > 1:
                 yield f"{row.body.tool} was done {played.ledger.times(row.body.key)} times under {row.body.key!r}"
     yield from (f"{operation} went out under {sorted(under)}" for operation, under in keys.items() if len(under) > 1)
+    shared = Counter(key for under in keys.values() for key in under)
+    yield from (f"{times} operations went out under {key!r}" for key, times in shared.items() if times > 1)
+
+
+@invariant("C7", "C8", "D3")
+def what_is_equal_is_taken_over(played: Played) -> Iterator[str]:
+    """A turn that begins anew does nothing again that the one before it did, where it plans the same: each equal step
+    takes over an operation that was done, or may have been, as long as there is one."""
+    done = {operation.operation: operation for operation in played.operations}
+    for start in played.rows:
+        if not isinstance(start.body, TurnStartBody) or start.body.restarts is None:
+            continue
+        before = [done[id_] for id_ in _did(played.rows, start.body.restarts) if id_ in done]
+        left = Counter((o.tool, o.arguments) for o in before if o.state in _STANDS)
+        for row, called in _calls(played.rows).values():
+            if row.turn != start.turn or isinstance(row.body, TurnStepsBody) or called.verdict is not Verdict.RUN:
+                continue
+            same = (called.tool, canonical(called.arguments))
+            anew = called.takes is None and any(o.operation == called.call for o in played.operations)
+            if anew and left[same] > 0:
+                yield f"{called.call} ({called.tool}) was done anew, though {start.body.restarts} had done the same"
+            left[same] -= 1
+
+
+#: what an operation that was done may be at the end; what was not done may be done anew
+_STANDS = (OperationState.ANSWERED, OperationState.RELEASED)
+
+
+def _did(rows: Iterable[Row], turn: str) -> list[str]:
+    """Return the operations that were a turn's when it ended: its own, and those that it took over."""
+    calls = [called for row, called in _calls(rows).values() if row.turn == turn]
+    return [called.operation for called in calls if called.is_operation]
+
+
+@invariant("D5")
+def what_can_be_found_out_is(played: Played) -> Iterator[str]:
+    """Nobody is told that no answer came of something that the other side could be asked about, unless that failed."""
+    if any(str(action.args.get("at", "")).startswith("lookup") for action in played.story.actions):
+        return
+    for row in played.rows:
+        if isinstance(row.body, ToolResultBody) and played.contracts[row.body.tool].has_lookup:
+            told = " ".join(part.text for part in row.body.parts)
+            if row.body.outcome is Outcome.UNKNOWN and "(no answer came" in told:
+                yield f"nobody asked what became of {row.body.operation} ({row.body.tool})"
 
 
 @invariant("D5", "K25")
@@ -225,6 +270,48 @@ def every_call_has_one_result(played: Played) -> Iterator[str]:
     for call, (row, _) in _calls(played.rows).items():
         if row.turn in ended and results[call] != 1:
             yield f"{call} has {results[call]} results"
+
+
+@invariant("C6")
+def only_its_own_person_joins(played: Played) -> Iterator[str]:
+    """What joins a turn was said by the person who began it, or by the runtime to itself."""
+    began = {row.turn: row.body.origin for row in played.rows if isinstance(row.body, TurnStartBody)}
+    for row in played.rows:
+        if isinstance(row.body, InputBody) and row.turn is not None:
+            who = row.body.input.principal
+            if who != began[row.turn].principal and who.kind is not PrincipalKind.AGENT:
+                yield f"what {who} said joined {row.turn}, which {began[row.turn].principal} began"
+
+
+@invariant("K24")
+def a_stop_is_heard(played: Played) -> Iterator[str]:
+    """A stop that comes while a turn runs ends it: not so much as two more operations go out after it came."""
+    for entry in played.inbox:
+        if entry.input.kind is not InputKind.STOP or entry.input.stops is not None:
+            continue
+        running = _running(played.rows, entry.at_seq)
+        whose = next(
+            (r.body.origin for r in played.rows if isinstance(r.body, TurnStartBody) and r.turn == running), None
+        )
+        if whose is None or entry.input.principal not in (whose.principal, played.owner):
+            continue
+        after = [row.body for row in played.rows if row.turn == running and row.seq > entry.at_seq]
+        sent = {body.operation for body in after if isinstance(body, ToolSentBody) and body.attempt == 1}
+        if len(sent) > 2:
+            yield f"{running} went on to {', '.join(sorted(sent))} after {entry.input.principal} stopped it"
+
+
+def _running(rows: Iterable[Row], seq: int) -> str | None:
+    """Return the turn that was open when so many rows were stored."""
+    running: str | None = None
+    for row in rows:
+        if row.seq > seq:
+            break
+        if isinstance(row.body, TurnStartBody):
+            running = row.turn
+        elif isinstance(row.body, TurnEndBody):
+            running = None
+    return running
 
 
 @invariant("C1", "B1")
@@ -304,8 +391,12 @@ INVARIANTS: tuple[Invariant, ...] = (
     no_consent_used_twice,
     no_keyed_effect_twice,
     no_unkeyed_effect_resent,
+    what_is_equal_is_taken_over,
+    what_can_be_found_out_is,
     success_is_true,
     every_call_has_one_result,
+    only_its_own_person_joins,
+    a_stop_is_heard,
     one_turn_at_a_time,
     rows_are_gapless_and_once,
     every_listener_saw_the_same,

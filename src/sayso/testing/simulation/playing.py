@@ -184,6 +184,8 @@ class _Playing:
         process = Process(self._faults, self._clock)
         agent = self._setting.agent(self._world)
         self._contracts = {spec.name: spec.contract for spec in agent.tools}
+        undoing = [spec.contract.releasing() for spec in agent.tools if spec.release is not None]
+        self._contracts |= {contract.tool: contract for contract in undoing}
         app = App(
             process.agent(agent),
             store=process.store(self._store),

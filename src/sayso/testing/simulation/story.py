@@ -31,6 +31,8 @@ MISFORTUNES: Mapping[str, Sequence[str]] = {
     "tool:after": ("crash", "hang", "slow", "break", "lie"),
     "lookup:before": ("crash", "hang", "slow", "break"),
     "lookup:after": ("crash", "hang", "slow", "break"),
+    "classifier:before": ("crash", "hang", "slow", "break"),
+    "classifier:after": ("crash", "hang", "slow", "break"),
     "model:before": ("crash", "hang", "slow", "break"),
     "model:midway": ("crash", "hang", "slow", "break"),
     "model:after": ("crash", "slow"),
@@ -56,6 +58,7 @@ _PLACES = {
     "tool": "a tool does its work",
     "lookup": "a lookup is made",
     "model": "the model answers",
+    "classifier": "it is asked how words fit",
 }
 
 

@@ -6,21 +6,32 @@ Its books tell what was really done. A person or the supplier says `please: orde
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from sayso.agent import Agent
 from sayso.core.context import MessageRole
-from sayso.core.inputs import InFlight
-from sayso.runtime.ports import Absent, Call, Finished, Heard, Model, ModelRequest
+from sayso.core.inputs import Fit, InFlight
+from sayso.core.rows import InputClassifiedBody
+from sayso.runtime.ports import Absent, Call, Finished, Heard, Meanwhile, Model, ModelRequest
 from sayso.sources import standard_webhook
 from sayso.testing.ledger import Ledger
-from sayso.testing.scripted import ScriptedModel, call, calls, say
+from sayso.testing.scripted import ScriptedClassifier, ScriptedModel, call, calls, say
 from sayso.testing.simulation.checking import Simulation
+from sayso.testing.simulation.invariants import INVARIANTS, invariant
+from sayso.testing.simulation.setting import Played
 from sayso.testing.simulation.story import Cast, Sender
 
 SECRET = "whsec_c2F5c28tc2ltdWxhdGlvbi13b3Jrc2hvcC1zZWNyZXQ="  # noqa: S105 - made up
 _PLEASE = re.compile(r"please: ([\w ,]+)")
+#: how words fit what is under way, by how they begin
+FITS: Mapping[str, Fit] = {
+    "please": Fit.ADDS,
+    "also": Fit.ADDS,
+    "instead": Fit.REVISES,
+    "perhaps": Fit.UNSURE,
+}
 
 CAST = Cast(
     says=(
@@ -33,6 +44,12 @@ CAST = Cast(
         "please: pay rent",
         "please: note a, pay rent, write done",
         "please: write hello, then, write again",
+        "also, please: note c",
+        "also, please: order bolts, ship crate",
+        "instead, please: order nuts, write done",
+        "instead, please: order bolts, note a",
+        "by the way, please: look window",
+        "perhaps, please: note d",
     ),
     senders={
         "supplier": Sender(
@@ -50,6 +67,22 @@ CAST = Cast(
 )
 
 
+def fit(meanwhile: Meanwhile) -> Fit:
+    """Say how words fit what is under way, by how they begin."""
+    return next((fit for begins, fit in FITS.items() if meanwhile.said.startswith(begins)), Fit.INDEPENDENT)
+
+
+@invariant("C3", "C4")
+def what_the_classifier_says_counts(played: Played) -> Iterator[str]:
+    """Words are taken for what the classifier says that they are, or for nothing that anybody can tell."""
+    said = {entry.n: " ".join(part.text for part in entry.input.parts) for entry in played.inbox}
+    for row in played.rows:
+        if isinstance(row.body, InputClassifiedBody) and row.body.by == "scripted":
+            wanted = fit(Meanwhile(played.session, str(row.turn), said[row.body.n], (), ()))
+            if row.body.fit not in (wanted, Fit.UNSURE):
+                yield f"input {row.body.n} is {wanted} and was taken for {row.body.fit}"
+
+
 def script(request: ModelRequest) -> Finished:
     """Call what the newest words ask for: up to a `then` in one reply, what stands behind it in the next."""
     asked, replies = "", 0
@@ -59,7 +92,7 @@ def script(request: ModelRequest) -> Finished:
         elif wanted := _PLEASE.search(message.text):
             asked = wanted[1]
             break
-        elif not message.call:
+        elif not message.call and message.source != "runtime":
             break
     plans = [part.strip(" ,") for part in asked.split("then")]
     if not asked or replies >= len(plans):
@@ -68,17 +101,34 @@ def script(request: ModelRequest) -> Finished:
     return calls(*(call(step[0], what=step[1]) for step in steps if len(step) == 2))
 
 
+#: what must hold of the workshop
+ALL = (*INVARIANTS, what_the_classifier_says_counts)
+
+
 def simulations(**options: Any) -> list[Simulation[Ledger]]:
     """Return a simulation of the agent under each policy for what is said while a turn runs."""
     return [
-        Simulation(partial(workshop, in_flight=policy), CAST, world=Ledger, name=f"workshop {policy}", **options)
+        Simulation(
+            partial(workshop, in_flight=policy),
+            CAST,
+            world=Ledger,
+            name=f"workshop {policy}",
+            invariants=ALL,
+            **options,
+        )
         for policy in InFlight
     ]
 
 
 def workshop(books: Ledger, *, model: Model | None = None, in_flight: InFlight = InFlight.QUEUE) -> Agent:
     """Return the agent, whose tools act on these books."""
-    agent = Agent("workshop", model or ScriptedModel(script), "You do as you are asked.", in_flight=in_flight.value)
+    agent = Agent(
+        "workshop",
+        model or ScriptedModel(script),
+        "You do as you are asked.",
+        in_flight=in_flight.value,
+        classifier=ScriptedClassifier(fit),
+    )
 
     async def ordered(call: Call) -> str:
         if not books.knows("order", key=call.key):
@@ -90,7 +140,11 @@ def workshop(books: Ledger, *, model: Model | None = None, in_flight: InFlight =
             raise Absent
         return f"painted {what}"
 
-    @agent.tool(effect="book", keyed=True, say="order {what}", lookup=ordered)
+    async def send_back(call: Call) -> str:
+        books.once("send back", key=call.key, what=call.undoes)
+        return "sent back"
+
+    @agent.tool(effect="book", keyed=True, say="order {what}", lookup=ordered, release=send_back)
     async def order(call: Call, what: str) -> str:
         books.once("order", key=call.key, what=what)
         call.made("thing", what, source="supplier")
