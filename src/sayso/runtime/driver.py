@@ -883,10 +883,10 @@ class Driver:
 
     # the world
 
-    def _handed(self, call: Called) -> Call:
+    def _handed(self, call: Called, key: str | None = None) -> Call:
         assert self._loaded.turn_body is not None
         by = self._loaded.turn_body.origin.principal
-        return compose.handed(call, self._turn, self._loaded.id, self._key(call), by)
+        return compose.handed(call, self._turn, self._loaded.id, key or self._key(call), by)
 
     def _key(self, call: Called) -> str:
         return self._around.rules.key(self._loaded.id, self._turn, call)
@@ -894,8 +894,9 @@ class Driver:
     def _send(self, call: Called, *, after_ms: int = 0) -> None:
         """Store that an attempt goes out, and let it go once that is durable."""
         first = self._turn.find(call.call).attempts == 0
-        self._stage([compose.sent(call, self._turn, self._key(call))])
-        attempt_it = partial(self._attempt, call, self._handed(call), after_ms=after_ms)
+        key = self._key(call)
+        self._stage([compose.sent(call, self._turn, key)])
+        attempt_it = partial(self._attempt, call, self._handed(call, key), after_ms=after_ms)
         self._waiting.append(Work(attempt_it, call.call, first=first))
 
     async def _attempt(self, call: Called, handed: Call, *, after_ms: int = 0) -> None:

@@ -247,10 +247,7 @@ def _key_by_step(session: str, turn: Turn, called: Called) -> str:
 
 def _key_by_attempt(session: str, turn: Turn, called: Called) -> str:
     """Every attempt has a key of its own."""
-    return f"{session}:{called.operation}:{turn.find(called.call).attempts}:{next(_ATTEMPTS)}"
-
-
-_ATTEMPTS = itertools.count(1)
+    return f"{session}:{called.operation}:{turn.find(called.call).attempts}"
 
 
 def _always_again(*, has_lookup: bool, recognised: bool, attempts: int, attempts_max: int) -> Settlement:

@@ -44,6 +44,7 @@ CAST = Cast(
         "please: pay rent",
         "please: note a, pay rent, write done",
         "please: write hello, then, write again",
+        "please: note a, note b, note c, note d, note e, note f, note g, note h",
         "also, please: note c",
         "also, please: order bolts, ship crate",
         "instead, please: order nuts, write done",
