@@ -136,7 +136,13 @@ class Inbox:
         return await self._answer(entry, received.answer)
 
     async def _standing(self, consent: str) -> Standing | None:
-        return self._loaded.standings.get(consent) or await self._read(self._store.standing, self._loaded.id, consent)
+        """Return a question as it stands; one that this owner does not hold, because another has asked it meanwhile or it
+        was settled before, is read, and held from now on: whatever row settles it finds it there."""
+        held = self._loaded.standings.get(consent)
+        found = held or await self._read(self._store.standing, self._loaded.id, consent)
+        if found is not None:
+            self._loaded.standings.setdefault(consent, found)
+        return found
 
     async def _expire(self, entry: InboxRow, consent: str) -> list[Draft]:
         standing = await self._standing(consent)
@@ -154,7 +160,6 @@ class Inbox:
         if standing.consent.pause is not None:
             return self._answer_pause(entry, standing, answer)
         by, id_ = str(entry.input.principal), answer.consent
-        self._loaded.standings.setdefault(id_, standing)
         match self._rules.settle(standing, answer, received_at_ms=entry.received_at_ms):
             case Settled.APPROVED:
                 ticks = answer.steps

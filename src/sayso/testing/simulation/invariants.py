@@ -5,6 +5,7 @@ Each invariant is a function from what was left to sentences about what does not
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ class Invariant:
     #: the rules that it comes from
     rules: tuple[str, ...]
     check: Callable[[Played], Iterable[str]]
+
+    def __reduce__(self) -> tuple[Callable[[str, str], Invariant], tuple[str, str]]:
+        """Between processes it goes by its name: what it has in its module is itself, and no function any more."""
+        return _of_module, (self.check.__module__, self.check.__qualname__)
+
+
+def _of_module(module: str, name: str) -> Invariant:
+    found: Invariant = getattr(importlib.import_module(module), name)
+    return found
 
 
 def invariant(*rules: str) -> Callable[[Callable[[Played], Iterable[str]]], Invariant]:
