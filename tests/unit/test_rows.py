@@ -347,6 +347,13 @@ CHANGED: list[tuple[Body, list[str]]] = [
             "+call call=tell turn=T2 tool=tell arguments={} state=open seq=7",
         ],
     ),
+    (
+        ModelCalledBody(1, (replace(call("book"), takes="T1.1.1", done=True),)),
+        [
+            "+call call=book turn=T2 tool=book arguments={} state=open seq=7",
+            "operation{operation=T1.1.1} turn=T2",
+        ],
+    ),
     (TurnStepsBody("A1", (call("book"),)), ["+call call=book turn=T2 tool=book arguments={} state=open seq=7"]),
     (ModelSaidBody(1, ()), []),
     (

@@ -733,6 +733,12 @@ def _calls(seq: int, turn: str | None, calls: tuple[Called, ...]) -> tuple[Chang
     )
 
 
+def _taken_over(turn: str | None, calls: tuple[Called, ...]) -> tuple[Change, ...]:
+    """Older operations that calls take over are their turn's from now on (D3)."""
+    older = (called.takes for called in calls if called.takes is not None)
+    return tuple(Update(Table.OPERATION, {"operation": operation}, {"turn": turn}) for operation in older)
+
+
 def _operation(body: ToolIntendedBody | ToolSentBody, turn: str | None, sent_at_ms: int | None) -> Insert:
     return Insert(
         Table.OPERATION,
@@ -900,7 +906,7 @@ def changes(row: Row) -> tuple[Change, ...]:
             over = Update(Table.SESSION, {}, {"turn": None, "turn_seq": None, "turn_principal": None})
             return (Absent(Table.CALL, {"turn": turn}, ("open",)), over)
         case ModelCalledBody(calls=calls) | TurnStepsBody(calls=calls):
-            return _calls(seq, turn, calls)
+            return (*_calls(seq, turn, calls), *_taken_over(turn, calls))
         case ModelSaidBody():
             return ()
         case TurnAskBody(consent=consent):

@@ -136,8 +136,8 @@ class Inbox:
         return await self._answer(entry, received.answer)
 
     async def _standing(self, consent: str) -> Standing | None:
-        """Return a question as it stands; one that this owner does not hold, because another has asked it meanwhile or it
-        was settled before, is read, and held from now on: whatever row settles it finds it there."""
+        """Return a question as it stands; one that this owner does not hold, because another has asked it meanwhile or
+        it was settled before, is read, and held from now on: whatever row settles it finds it there."""
         held = self._loaded.standings.get(consent)
         found = held or await self._read(self._store.standing, self._loaded.id, consent)
         if found is not None:
@@ -255,11 +255,10 @@ class Inbox:
         self._waiting = deque(waits for waits in self._waiting if waits not in taken)
 
     async def done_in(self, turn: str) -> list[OperationRow]:
-        """Return the operations that may have done something: those that the turn began, and those it took over."""
+        """Return the turn's operations that may have done something: those that it began, and those it took over."""
         states = (OperationState.SENT, OperationState.ANSWERED, OperationState.UNKNOWN)
         found = await self._read(self._store.operations, self._loaded.id, states=states)
-        done = [row for row in found if row.turn == turn or row.operation in self._loaded.taken]
-        return list(self._rules.reuse(done))
+        return list(self._rules.reuse([row for row in found if row.turn == turn]))
 
     async def stands(self, operation: str) -> bool:
         """Whether what an operation did is there, or may be."""

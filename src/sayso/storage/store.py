@@ -232,6 +232,7 @@ class OperationRow:
 
     operation: str
     call: str
+    #: the turn whose it is: that began it, or took it over since (D3)
     turn: str
     tool: str
     key: str
