@@ -40,6 +40,7 @@ from sayso.core.turn import (
     Intended,
     Joined,
     ModelFailed,
+    Paused,
     Phase,
     Proceed,
     Replied,
@@ -47,7 +48,9 @@ from sayso.core.turn import (
     Sent,
     Settled,
     StepsFixed,
+    Stopped,
     Turn,
+    Unpaused,
     advance,
     due,
     start,
@@ -100,6 +103,7 @@ _STARTS = {"model": TurnStartBody(_ALICE, 2), "steps": TurnStartBody(_ALICE, 0, 
 def _events(turn: Turn) -> Iterator[Event]:
     """Yield one event of each kind, of each call and outcome: what may come, and what may not."""
     yield from (Proceed(), Joined(), ModelFailed("it broke off"), Asked("A1"), Resumed())
+    yield from (Paused("A9"), Unpaused("A9"), Stopped("she stopped it"))
     for plan in _PLANS:
         yield from (Replied(plan), StepsFixed(plan))
     for planned in turn.plan:
@@ -112,7 +116,8 @@ def _events(turn: Turn) -> Iterator[Event]:
 def _same(turn: Turn) -> Hashable:
     """Return what tells one turn from another, save for counts, of which there is no end."""
     plan = tuple((each.called.call, each.group, each.state, each.outcome) for each in turn.plan)
-    return turn.phase, max(turn.steps_left, 0), turn.asked, turn.refused, turn.failure, turn.ending, plan
+    waits = turn.paused, turn.stopped
+    return turn.phase, max(turn.steps_left, 0), turn.asked, turn.refused, turn.failure, turn.ending, waits, plan
 
 
 @dataclass

@@ -376,6 +376,33 @@ async def test_a_call_has_one_result(store: Inspected) -> None:
     assert [row.seq for row in await store.rows("s1")] == [1, 2, 3]
 
 
+@pytest.mark.rule("C2", "F58")
+@pytest.mark.parametrize("ending", Ending)
+async def test_a_turn_ends_in_no_way_while_a_call_has_no_result(store: Inspected, ending: Ending) -> None:
+    token = await owned(store)
+    calls = (called("T1.1.1"), called("T1.1.2"))
+    await store.write(token, rows(token, 0, started(), planned(*calls), result("T1.1.1")))
+
+    with pytest.raises(IllegalChange):
+        await store.write(token, rows(token, 3, TurnEndBody(ending)))
+
+    end = rows(token, 3, result("T1.1.2", outcome=Outcome.NOT_STARTED), TurnEndBody(ending))
+    assert await store.write(token, end) is WriteOutcome.WRITTEN
+
+
+@pytest.mark.rule("D3")
+async def test_an_operation_that_is_taken_over_is_its_new_turns(store: Inspected) -> None:
+    token = await owned(store)
+    first = (started(), planned(), sent("T1.1.1"), result(operation="T1.1.1"), TurnEndBody(Ending.CANCELLED))
+    await store.write(token, rows(token, 0, *first))
+    again = replace(called("T2.1.1"), takes="T1.1.1", done=True)
+    await store.write(token, rows(token, 5, started(), planned(again), turn="T2"))
+
+    found = await store.operation("s1", "T1.1.1")
+    assert found is not None
+    assert (found.turn, found.call, found.key) == ("T2", "T1.1.1", "s1:T1.1.1")
+
+
 async def test_an_operation_goes_through_its_states_and_no_others(store: Inspected) -> None:
     token = await owned(store)
     intended = ToolIntendedBody("O1", "T1.1.1", "book", "s1:O1", sha("book"))
