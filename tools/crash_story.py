@@ -54,8 +54,8 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What happens where nobody dies. Alice books and tells the group, the restaurant calls, she says yes; or, under
-    way, she changes her mind while the table is being booked, and says yes to its being given back."""
+    """What happens where nobody dies. Alice books and tells the group, the restaurant calls, she says yes; or she says
+    more while the table is being booked."""
 
     name: str
     about: str
@@ -65,8 +65,13 @@ class Story:
     linger_ms: int = 60_000
     #: her yes has an Idempotency-Key
     keyed: bool = True
-    #: she is heard while the agent works
-    under_way: bool = False
+    #: what becomes of what she says while the table is being booked, and what she says then
+    in_flight: str = ""
+    more: str = ""
+    #: the row after which the restaurant, which has the table booked, answers
+    answers_after: tuple[str, int] = ("input.classified", 1)
+    #: what she says to what she is asked; None where she is asked nothing
+    verdict: str | None = "yes"
 
 
 STORIES = {
@@ -84,7 +89,24 @@ STORIES = {
             "saturday",
             "while the table is being booked she says “Actually, Saturday”; the turn begins anew, and Friday is undone",
             linger_ms=0,
-            under_way=True,
+            in_flight="merge",
+            more="Actually, Saturday",
+        ),
+        Story(
+            "anew",
+            "while the table is being booked she adds “And tell the group”; the turn begins anew at once",
+            linger_ms=0,
+            in_flight="restart",
+            more="And tell the group",
+            answers_after=("turn.start", 2),
+            verdict=None,
+        ),
+        Story(
+            "unsure",
+            "while the table is being booked she says “Six”; the turn pauses and asks, and it is another matter",
+            in_flight="merge",
+            more="Six",
+            verdict="no",
         ),
     )
 }
@@ -282,25 +304,36 @@ class Town:
             await each.process.exit_code()
 
     async def _act(self) -> None:
-        await (self._change_her_mind() if self._story.under_way else self._take_the_offer())
+        await (self._say_more() if self._story.in_flight else self._take_the_offer())
         while not await self._stopped():
             await self._rest()
 
-    async def _change_her_mind(self) -> None:
-        """Whatever dies meanwhile, the restaurant holds its answer until it is known that she wants another day."""
+    async def _say_more(self) -> None:
+        """Whatever dies meanwhile, the restaurant holds its answer until it is known what becomes of her words."""
         restaurant = RestaurantClient("restaurant", "bookings", self._at_world())
         await restaurant.hold()
         inputs = f"/v1/sessions/{self._given.session}/inputs"
-        message = {"json": {"text": f"{TABLE}. And tell the group"}, "headers": {"Idempotency-Key": "message-1"}}
+        wanted = TABLE if self._story.more == "And tell the group" else f"{TABLE}. And tell the group"
+        message = {"json": {"text": wanted}, "headers": {"Idempotency-Key": "message-1"}}
         await self._insist("message", inputs, **message)
         await restaurant.until_held()
-        more = {"json": {"text": "Actually, Saturday"}, "headers": {"Idempotency-Key": "message-2"}}
+        more = {"json": {"text": self._story.more}, "headers": {"Idempotency-Key": "message-2"}}
         await self._insist("more", inputs, **more)
-        while "input.classified" not in [row["kind"] for row in (await self._get("/history?limit=500"))["rows"]]:
+        kind, count = self._story.answers_after
+        while await self._count(kind) < count:
             await self._news()
         await restaurant.release()
-        await self._rest()
-        await self._say_yes()
+        if self._story.verdict == "no":
+            while not await self._questions():
+                await self._news()
+        else:
+            await self._rest()
+        if self._story.verdict is not None:
+            await self._answer(self._story.verdict)
+
+    async def _count(self, kind: str) -> int:
+        """Return how many rows of a kind there are."""
+        return [row["kind"] for row in (await self._get("/history?limit=500"))["rows"]].count(kind)
 
     async def _take_the_offer(self) -> None:
         message = {"json": {"text": BOOK}, "headers": {"Idempotency-Key": "message-1"}}
@@ -312,13 +345,13 @@ class Town:
         await self._rest()
         if self._story.full:
             await restaurant.full("Friday", "20:30")
-        await self._say_yes()
+        await self._answer("yes")
 
-    async def _say_yes(self) -> None:
+    async def _answer(self, verdict: str) -> None:
         [question] = await self._questions()
         headers = {"Idempotency-Key": "yes-1"} if self._story.keyed else {}
-        yes = {"json": {"verdict": "yes", "digest": question["digest"]}, "headers": headers}
-        await self._insist("answer", f"/v1/sessions/{self._given.session}/consents/{question['id']}", **yes)
+        answer = {"json": {"verdict": verdict, "digest": question["digest"]}, "headers": headers}
+        await self._insist("answer", f"/v1/sessions/{self._given.session}/consents/{question['id']}", **answer)
         await self._rest()
 
     def _at_world(self) -> httpx2.AsyncClient:
@@ -335,7 +368,7 @@ class Town:
             order = Order(str(self._database), self._world_url, at, str(told), self._moment_s)
             story = self._story
             started = self._zygote.serve(
-                order, start=start, linger_ms=story.linger_ms, under_way=story.under_way, log=str(log)
+                order, start=start, linger_ms=story.linger_ms, in_flight=story.in_flight, log=str(log)
             )
             self._started.append(started)
             url = await started.process.address()

@@ -109,12 +109,14 @@ class Incarnation:
     Each start of one story needs another of these: a process is known to the store by its App's id.
     """
 
-    def __init__(self, *, linger_ms: int, under_way: bool) -> None:
-        """`under_way`: the agent is that of `demo.under_way`, whose person is heard while it works."""
+    def __init__(self, *, linger_ms: int, in_flight: str) -> None:
+        """`in_flight` is what becomes of what a person says while the agent of `demo.under_way` works; empty: it is the
+        concierge."""
         self._points, self._outside = CrashPoints(), Outside()
         self._store = WatchedStore(self._points)
-        if under_way:
-            served = assistant(self._outside, model=WatchedModel(ScriptedModel(script_under_way), self._points))
+        if in_flight:
+            model = WatchedModel(ScriptedModel(script_under_way), self._points)
+            served = assistant(self._outside, model=model, in_flight=in_flight)
         else:
             model = WatchedModel(ScriptedModel(script), self._points)
             served = concierge(self._outside, model=model, scheme=signed_by_demo)

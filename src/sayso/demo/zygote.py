@@ -31,9 +31,9 @@ from sayso.testing.world import World
 
 #: servers that one story may start, one after the other
 STARTS_MAX = 4
-#: how long a session without work stays loaded, and whether its person is heard while the agent works, for each kind
-#: of server
-KINDS = ((60_000, False), (0, False), (60_000, True), (0, True))
+#: how long a session without work stays loaded, and what becomes of what a person says while the agent works, for each
+#: kind of server
+KINDS = ((60_000, ""), (0, ""), (60_000, "merge"), (0, "merge"), (0, "restart"))
 
 
 # --- the process --------------------------------------------------------------
@@ -52,8 +52,8 @@ class _Zygote:
 
     def __init__(self) -> None:
         self._incarnations = {
-            (linger_ms, under_way): [Incarnation(linger_ms=linger_ms, under_way=under_way) for _ in range(STARTS_MAX)]
-            for linger_ms, under_way in KINDS
+            (linger_ms, in_flight): [Incarnation(linger_ms=linger_ms, in_flight=in_flight) for _ in range(STARTS_MAX)]
+            for linger_ms, in_flight in KINDS
         }
         self._children: dict[int, _Child] = {}
         #: nobody ever writes to it: a child that reads its end knows that this process has gone
@@ -82,7 +82,7 @@ class _Zygote:
         if do == "world":
             self._fork(name, _world)
         elif do == "serve":
-            incarnation = self._incarnations[order.pop("linger_ms"), order.pop("under_way")][order.pop("start")]
+            incarnation = self._incarnations[order.pop("linger_ms"), order.pop("in_flight")][order.pop("start")]
             log = order.pop("log")
             self._fork(name, lambda listens: _serve(incarnation, Order(**order), log, listens))
         else:
@@ -123,7 +123,7 @@ async def _warm_up() -> None:
     listens: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     with tempfile.TemporaryDirectory() as folder:
         order = Order(f"{folder}/warm.db", "http://127.0.0.1:9", None, f"{folder}/passed")
-        serving = asyncio.create_task(Incarnation(linger_ms=0, under_way=False).run(order, listens.set_result))
+        serving = asyncio.create_task(Incarnation(linger_ms=0, in_flight="").run(order, listens.set_result))
         async with httpx2.AsyncClient(base_url=await listens, trust_env=False) as http:
             for path in ("/readyz", "/v1/sessions", "/v1/sessions/none/stream"):
                 await http.get(path)
@@ -221,9 +221,9 @@ class Zygote:
         """Start a World."""
         return self._start("world")
 
-    def serve(self, order: Order, *, start: int, linger_ms: int, under_way: bool, log: str) -> Started:
+    def serve(self, order: Order, *, start: int, linger_ms: int, in_flight: str, log: str) -> Started:
         """Start a server; `start` counts the starts on this file, from 0. What it logs is appended to `log`."""
-        return self._start("serve", **asdict(order), start=start, linger_ms=linger_ms, under_way=under_way, log=log)
+        return self._start("serve", **asdict(order), start=start, linger_ms=linger_ms, in_flight=in_flight, log=log)
 
     def _start(self, do: str, **order: object) -> Started:
         self._count += 1

@@ -286,7 +286,10 @@ class Worker:
         if session in self._deleting:
             _ = self._spawn(self._give_back(claimed.token))
             return
-        owner = self._tasks.create_task(self._owned(claimed), name=f"session {session}")
+        before = self._owner_of.get(session)
+        owner = self._tasks.create_task(
+            self._owned(claimed, before.task if before is not None else None), name=f"session {session}"
+        )
         self._owner_of[session] = Owned(owner, claimed.token)
         owner.add_done_callback(partial(self._ended, session))
 
@@ -296,9 +299,14 @@ class Worker:
         if owned is not None and owned.task is owner:
             del self._owner_of[session]
 
-    async def _owned(self, claimed: Claimed) -> None:
-        """Own one session until it is let go. Nothing that happens in it may end the worker."""
+    async def _owned(self, claimed: Claimed, before: asyncio.Task[None] | None) -> None:
+        """Own one session until it is let go. Nothing that happens in it may end the worker. Who owned it here `before`
+        was taken over from, and may not know it yet: it ends first, and so those who listen come back by their
+        cursor, and drop what it showed them and could not store (K1)."""
         session = claimed.token.session
+        if before is not None:
+            before.cancel()
+            await asyncio.wait([before])
         try:
             await self._drive(claimed)
             self._failures.pop(session, None)
@@ -315,7 +323,9 @@ class Worker:
             await self._give_back(claimed.token, failed=True)
         finally:
             self._drivers.pop(session, None)
-            self._owner_of.pop(session, None)
+            owned = self._owner_of.get(session)
+            if owned is not None and owned.task is asyncio.current_task():
+                del self._owner_of[session]
             if session not in self._disputed:
                 self._feeds.disown(session)
             self._wake.set()  # a hint that came to the driver after it had let go is heard here
