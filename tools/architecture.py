@@ -487,15 +487,11 @@ def example() -> str:
 
 
 def demo_log() -> str:
-    """Return the part of a recorded log in which a source calls and the runtime asks."""
-    logs = (ROOT / "tests" / "recorded").glob("*.log")
-    for path in sorted(log for log in logs if "--" not in log.stem):  # the others broke a rule on purpose
-        lines = path.read_text("utf-8").splitlines()
-        asked = [place for place, line in enumerate(lines) if " turn.ask " in line]
-        if asked:
-            first = max((p for p in range(asked[0]) if " input.persisted " in lines[p]), default=0)
-            return "\n".join(["```text", *lines[first : asked[0] + LOG_LINES_AFTER_ASK], "```"])
-    return "*No log is recorded yet: `make demo` prints one.*"
+    """Return the part of the recorded offer in which the restaurant calls and the runtime asks."""
+    lines = (ROOT / "tests" / "recorded" / "offer.log").read_text("utf-8").splitlines()
+    asked = next(place for place, line in enumerate(lines) if " turn.ask " in line)
+    first = max(place for place in range(asked) if " input.persisted " in lines[place])
+    return "\n".join(["```text", *lines[first : asked + LOG_LINES_AFTER_ASK], "```"])
 
 
 def crash_matrix() -> str:

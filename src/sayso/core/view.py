@@ -100,6 +100,7 @@ def question(consent: Consent) -> Json:
         "steps": [
             {
                 "tool": step.tool,
+                "undoes": step.undoes,
                 "sentence": asked.sentence,
                 "arguments": [
                     {
@@ -115,6 +116,7 @@ def question(consent: Consent) -> Json:
             }
             for step, asked in zip(consent.steps, consent.question.steps, strict=True)
         ],
+        "pause": consent.pause,
         "digest": consent.digest,
         "approvers": list(consent.approvers),
         "asked_at_ms": consent.asked_at_ms,

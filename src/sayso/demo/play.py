@@ -23,10 +23,10 @@ Show = Callable[[str], object]
 
 def listed() -> list[str]:
     """Return a line for each scenario, and for each rule that can be broken in it."""
-    lines = []
+    lines, width = [], max(map(len, SCENARIOS))
     for scenario in SCENARIOS.values():
-        lines.append(f"{scenario.name:<12} {scenario.about}")
-        lines += [f"{'':<12} --ablate {name}: {ABLATIONS[name].about}" for name in scenario.ablations]
+        lines.append(f"{scenario.name:<{width}} {scenario.about}")
+        lines += [f"{'':<{width}} --ablate {name}: {ABLATIONS[name].about}" for name in scenario.ablations]
     return lines
 
 

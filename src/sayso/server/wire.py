@@ -237,6 +237,7 @@ class StepView(Shown):
     """One fixed step of a question."""
 
     tool: str
+    undoes: str | None = Field(description="The operation that it would undo.")
     sentence: str
     arguments: list[ArgumentView]
 
@@ -250,6 +251,10 @@ class QuestionView(Shown):
     text: str
     because: str
     steps: list[StepView]
+    pause: int | None = Field(
+        description="The input whose place it asks about: its turn waits, a yes lets it belong to that, and there are "
+        "no steps. null for a question about steps."
+    )
     digest: str
     approvers: list[str]
     asked_at_ms: int
