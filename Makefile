@@ -49,7 +49,7 @@ format: .venv/.dev ## Put the code in its form, and mend what ruff can mend
 	@$(BIN)/ruff check -q --fix-only .
 	@$(BIN)/ruff format -q .
 
-matrix: .venv/.dev .venv/.self ## Kill a real server at every commit and every await of five stories (a few minutes)
+matrix: .venv/.dev .venv/.self ## Kill a real server at every commit and every await of nine stories (a few minutes)
 	$(STEP) matrix 'every cell'
 	@SAYSO_TEST_MATRIX=all $(BIN)/python -m pytest tests/e2e/test_crash_matrix.py $(ARGS)
 

@@ -112,6 +112,7 @@ _WAITS = {
     InputKind.MESSAGE: "her message waits",
     InputKind.EVENT: "the hook waits",
     InputKind.ANSWER: "her yes waits",
+    InputKind.STOP: "her stop waits",
 }
 
 
@@ -151,10 +152,16 @@ _AGAIN = {
     "message": "her message comes again",
     "hook": "the hook comes again",
     "more": "her second message comes again",
+    "stop": "her stop comes again",
     "answer": "her yes comes again",
 }
-_IDS = {"message": "message-1", "hook": "evt_17", "more": "message-2", "answer": "yes-1"}
-_TAKEN = {InputKind.MESSAGE: "it is taken", InputKind.EVENT: "it is taken", InputKind.ANSWER: "it is settled"}
+_IDS = {"message": "message-1", "hook": "evt_17", "more": "message-2", "stop": "message-2", "answer": "yes-1"}
+_TAKEN = {
+    InputKind.MESSAGE: "it is taken",
+    InputKind.EVENT: "it is taken",
+    InputKind.ANSWER: "it is settled",
+    InputKind.STOP: "it is settled",
+}
 
 
 def followed_in_words(played: Played, kill: int) -> str:

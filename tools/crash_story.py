@@ -40,7 +40,7 @@ from sayso.sources import sign
 from sayso.storage.sqlite import SqliteStore
 from sayso.storage.store import DoorRow, InboxRow, OperationRow
 from sayso.testing.crash import MOMENT_S
-from sayso.testing.world_server import RestaurantClient
+from sayso.testing.world_server import GroupClient, RestaurantClient, VenueClient
 
 BOOK = "Book Friday at seven for four and tell the group"
 #: how long a cell may take, seconds
@@ -72,6 +72,9 @@ class Story:
     answers_after: tuple[str, int] = ("input.classified", 1)
     #: what she says to what she is asked; None where she is asked nothing
     verdict: str | None = "yes"
+    #: what she says first; the venue that she has to wait for
+    first: str = f"{TABLE}. And tell the group"
+    venue: str = "restaurant"
 
 
 STORIES = {
@@ -97,9 +100,44 @@ STORIES = {
             "while the table is being booked she adds “And tell the group”; the turn begins anew at once",
             linger_ms=0,
             in_flight="restart",
+            first=TABLE,
             more="And tell the group",
             answers_after=("turn.start", 2),
             verdict=None,
+        ),
+        Story(
+            "joined",
+            "while the table is being booked she adds “And tell the group”, which joins the turn",
+            in_flight="merge",
+            first=TABLE,
+            more="And tell the group",
+            verdict=None,
+        ),
+        Story(
+            "another",
+            "while the table is being booked she wonders “Would six fit too?”, which has a turn of its own",
+            linger_ms=0,
+            in_flight="merge",
+            more="Would six fit too?",
+            verdict=None,
+        ),
+        Story(
+            "stopped",
+            "while the table is being booked she stops the turn",
+            in_flight="merge",
+            answers_after=("turn.stop", 1),
+            verdict=None,
+        ),
+        Story(
+            "unkeyed",
+            "Sam is told something, who would get it twice if it came again; then she says something else",
+            linger_ms=0,
+            in_flight="merge",
+            first="Tell Sam that I am late",
+            more="Would six fit too?",
+            answers_after=("turn.start", 1),
+            verdict=None,
+            venue="group",
         ),
         Story(
             "unsure",
@@ -310,19 +348,23 @@ class Town:
 
     async def _say_more(self) -> None:
         """Whatever dies meanwhile, the restaurant holds its answer until it is known what becomes of her words."""
-        restaurant = RestaurantClient("restaurant", "bookings", self._at_world())
-        await restaurant.hold()
-        inputs = f"/v1/sessions/{self._given.session}/inputs"
-        wanted = TABLE if self._story.more == "And tell the group" else f"{TABLE}. And tell the group"
-        message = {"json": {"text": wanted}, "headers": {"Idempotency-Key": "message-1"}}
-        await self._insist("message", inputs, **message)
-        await restaurant.until_held()
+        at = self._at_world()
+        tables, group = RestaurantClient("restaurant", "bookings", at), GroupClient("group", "messages", at)
+        venue = tables if self._story.venue == "restaurant" else group
+        await venue.hold()
+        session = f"/v1/sessions/{self._given.session}"
+        message = {"json": {"text": self._story.first}, "headers": {"Idempotency-Key": "message-1"}}
+        await self._insist("message", f"{session}/inputs", **message)
+        await self._held(venue)
         more = {"json": {"text": self._story.more}, "headers": {"Idempotency-Key": "message-2"}}
-        await self._insist("more", inputs, **more)
+        if self._story.more:
+            await self._insist("more", f"{session}/inputs", **more)
+        else:
+            await self._insist("stop", f"{session}/stop", **(more | {"json": {"turn": "T1"}}))
         kind, count = self._story.answers_after
         while await self._count(kind) < count:
             await self._news()
-        await restaurant.release()
+        await venue.release()
         if self._story.verdict == "no":
             while not await self._questions():
                 await self._news()
@@ -330,6 +372,14 @@ class Town:
             await self._rest()
         if self._story.verdict is not None:
             await self._answer(self._story.verdict)
+
+    async def _held(self, venue: VenueClient) -> None:
+        """Return once the venue has done what it was asked, and does not answer; or nobody asks it any more, because
+        that would be a second time."""
+        waiting = asyncio.create_task(venue.until_held())
+        while not waiting.done() and not await self._count("turn.end"):
+            await self._news()
+        waiting.cancel()
 
     async def _count(self, kind: str) -> int:
         """Return how many rows of a kind there are."""
