@@ -15,7 +15,7 @@ from sayso.core.authority import Decision
 from sayso.core.consent import Standing
 from sayso.core.context import MessageRole
 from sayso.core.errors import AnswerRefused, InboxFull, NotFound
-from sayso.core.inputs import Answer
+from sayso.core.inputs import Answer, InFlight
 from sayso.core.operation import OperationState, idempotency_key
 from sayso.core.rows import (
     AnswerRefusedBody,
@@ -461,15 +461,43 @@ async def test_whatever_the_policy_what_became_of_run_and_message_is_stored(
         hold.set()
         await here.rest()
 
-        endings = [body.ending for body in await here.bodies(TurnEndBody)]
-        taken = {body.n: row.turn for row in await here.rows() if isinstance(body := row.body, InputBody)}
-        superseded = [body.n for body in await here.bodies(InputSupersededBody)]
-        assert {
-            "own": (endings, taken.get(n, "not"), superseded) == ([Ending.DONE] * 2, None, []),
-            "joined": (endings, taken.get(n, "not"), superseded) == ([Ending.DONE], "T1", []),
-            "superseded": (endings, taken.get(n, "not"), superseded) == ([Ending.DONE], "not", [n]),
-            "anew": (endings, taken.get(n, "not"), superseded) == ([Ending.CANCELLED, Ending.DONE], None, []),
-        }[fate]
+        assert await fate_of(here, n) == fate
+
+
+@pytest.mark.rule("C5", "F61")
+@pytest.mark.parametrize("agents", ["queue", "merge", "reject", "restart"])
+@pytest.mark.parametrize(
+    ("hers", "fate"), [("queue", "own"), ("merge", "joined"), ("reject", "superseded"), ("restart", "anew")]
+)
+async def test_what_a_message_says_of_itself_counts_before_what_the_agent_is_set_to(
+    open_store: OpenStore, tools: Tools, agents: str, hers: str, fate: str
+) -> None:
+    options: dict[str, Any] = {"in_flight": agents, "classifier": "none"}
+    async with room(open_store, answers=script, tools=tools.declare, **options) as here:
+        tools.hold = asyncio.Event()
+        await here.post("alice", "do: find it")
+        await tools.begun.wait()
+        n = await here.post("alice", "and this", in_flight=InFlight(hers))
+        hold, tools.hold = tools.hold, None
+        hold.set()
+        await here.rest()
+
+        assert await fate_of(here, n) == fate
+
+
+async def fate_of(here: Room, n: int) -> str:
+    """Return what became of an input that came while T1 ran, and of T1."""
+    endings = [body.ending for body in await here.bodies(TurnEndBody)]
+    taken = {body.n: row.turn for row in await here.rows() if isinstance(body := row.body, InputBody)}
+    superseded = [body.n for body in await here.bodies(InputSupersededBody)]
+    found = {
+        "own": (endings, taken.get(n, "not"), superseded) == ([Ending.DONE] * 2, None, []),
+        "joined": (endings, taken.get(n, "not"), superseded) == ([Ending.DONE], "T1", []),
+        "superseded": (endings, taken.get(n, "not"), superseded) == ([Ending.DONE], "not", [n]),
+        "anew": (endings, taken.get(n, "not"), superseded) == ([Ending.CANCELLED, Ending.DONE], None, []),
+    }
+    [fate] = [name for name, is_it in found.items() if is_it]
+    return fate
 
 
 @pytest.mark.rule("F63", "F65")

@@ -162,6 +162,8 @@ class Input:
     settings: SettingsChange | None = None
     #: the turn that is to stop; None for the one that runs when this is looked at
     stops: str | None = None
+    #: what becomes of a message that comes while a turn of its sender's runs; None: as the agent is set
+    in_flight: InFlight | None = None
 
     @property
     def owner(self) -> Principal | None:

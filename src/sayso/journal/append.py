@@ -256,7 +256,8 @@ class Journal:
 
     def seen(self, stored: Sequence[Row]) -> None:
         """Take notice of rows that a reader found stored (K3): one that has a pending row's key and content
-        proves its whole commit, and all before it; one with other content under that number is a conflict."""
+        proves its whole commit, and all before it; one of a later epoch under that number says that the session was
+        taken over, as a fenced write would (K2); any other with other content is a conflict."""
         by_seq = {row.seq: row for row in stored}
         proven = 0
         for place, commit in enumerate(self._commits, 1):
@@ -265,7 +266,12 @@ class Journal:
                 if found is None:
                     continue
                 if not _same(found, row):
-                    self._end(Conflict(self.token.session, row.seq))
+                    taken_over = found.epoch > self.token.epoch
+                    self._end(
+                        Fenced(self.token.session, ours=self.token.epoch)
+                        if taken_over
+                        else Conflict(self.token.session, row.seq)
+                    )
                     return
                 proven = place
         for _ in range(proven):

@@ -16,7 +16,7 @@ from sayso.core.authority import may_manage, may_post
 from sayso.core.canonical import digest
 from sayso.core.consent import ConsentState, Standing
 from sayso.core.errors import Forbidden, Invalid, NotFound, NotSettled, RequestRefused
-from sayso.core.inputs import Answer, Choice, Input, InputKind, Keep, Restated
+from sayso.core.inputs import Answer, Choice, InFlight, Input, InputKind, Keep, Restated
 from sayso.core.labels import RUNTIME, USER, Part
 from sayso.core.origin import Principal, PrincipalKind
 from sayso.core.record import sentence
@@ -345,10 +345,12 @@ class Commands:
         as_of: Position | None = None,
         client_send_ids: tuple[str, ...] = (),
         attachments: tuple[str, ...] = (),
+        in_flight: InFlight | None = None,
     ) -> Put:
         """Store the caller's message. Two equal messages are two, unless they share an idempotency key (A5).
 
-        `attachments` are ids of uploads; the message takes them with it, each once (K29).
+        `attachments` are ids of uploads; the message takes them with it, each once (K29). `in_flight` says what becomes
+        of it if a turn of hers runs when it is looked at; None: as the agent is set.
 
         Raises:
             NotFound, Forbidden, Misused, NoUpload: see `may_post` and `Store.put`.
@@ -372,9 +374,11 @@ class Commands:
             by.verified,
             parts=(Part(words, str(by.principal), USER, by.verified),) if text.strip() else (),
             client_send_ids=client_send_ids,
+            in_flight=in_flight,
         )
-        content = {"text": words, "client_send_ids": list(client_send_ids)}
+        content: dict[str, object] = {"text": words, "client_send_ids": list(client_send_ids)}
         content |= {"attachments": list(attachments)} if attachments else {}
+        content |= {"in_flight": in_flight.value} if in_flight is not None else {}
         most = self._limits.waiting_messages
         return await self._put(
             by,

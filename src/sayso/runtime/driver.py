@@ -197,6 +197,7 @@ class Driver:
             spawn,
             self._happenings.put_nowait,
             classify_ms=around.limits.classify_ms,
+            in_flight=around.persona.in_flight,
         )
         #: what is out, and the call that it is an attempt at; None for the model
         self._out: dict[asyncio.Task[None], str | None] = {}
@@ -288,12 +289,10 @@ class Driver:
             else:
                 self._stage(await self._inbox.settle(entry))
             await self._flush()
-        if self._around.persona.in_flight is InFlight.REJECT:
-            self._stage(self._inbox.rejected())
-            await self._flush()
-        else:
-            self._fitting.look()
-            await self._begin_anew_at_once()
+        self._stage(self._inbox.rejected(self._fitting.policy))
+        await self._flush()
+        self._fitting.look()
+        await self._begin_anew_at_once()
 
     # what is said meanwhile
 
@@ -307,8 +306,8 @@ class Driver:
             if turn.phase is Phase.THINKING:
                 await self._begin_anew()
             return
-        restarts = self._around.persona.in_flight is InFlight.RESTART and turn.paused is None
-        if restarts and not any(map(self._forbids_restart, turn.plan)):
+        restarts = any(map(self._fitting.restarts, self._inbox.said_meanwhile()))
+        if restarts and turn.paused is None and not any(map(self._forbids_restart, turn.plan)):
             await self._begin_anew()
 
     async def _begin_anew(self) -> bool:
@@ -317,7 +316,8 @@ class Driver:
         anything to begin it with."""
         since = [entry.n for entry in self._inbox.said_meanwhile()]
         fits = [(entry, self._fitting.of(entry)) for entry in self._inbox.own()]
-        said = [entry for entry, fit in fits if fit is Fit.REVISES or (fit is Fit.ADDS and entry.n in since)]
+        adds = [entry.n for entry, fit in fits if fit is Fit.ADDS and entry.n in since and self._fitting.joins(entry)]
+        said = [entry for entry, fit in fits if fit is Fit.REVISES or entry.n in adds]
         turn, body = self._loaded.turn, self._loaded.turn_body
         if not said or turn is None or body is None:
             return False
@@ -579,8 +579,7 @@ class Driver:
         fit = Fit.INDEPENDENT if asked is None else self._fitting.after(asked[1], asked[0])
         if fit is None:
             return None
-        joins = self._around.persona.in_flight in (InFlight.MERGE, InFlight.RESTART)
-        if asked is not None and (fit is Fit.REVISES or (fit is Fit.ADDS and joins)):
+        if asked is not None and (fit is Fit.REVISES or (fit is Fit.ADDS and self._fitting.joins(asked[0]))):
             return await self._inbox.instead(asked[1])
         return await self._inbox.next_turn(together=together)
 
@@ -634,11 +633,10 @@ class Driver:
         At a boundary, between two steps, or after the model's last word, and then it is asked again (C2, C6). What
         comes a moment later is simply still queued (K21).
         """
-        merges = self._around.persona.in_flight is InFlight.MERGE and turn.steps_left > 0
         if self._stopping or turn.steps_of is not None or turn.stopped or turn.paused is not None:
             return False
         boundary, step, last = turn.phase is Phase.BOUNDARY and not effects, between_steps(turn), at_last_word(turn)
-        if not (merges or self._fitting.looks) or not (boundary or step or last):
+        if not (boundary or step or last):
             return False
         if self._hinted:
             self._hinted = False
@@ -646,14 +644,13 @@ class Driver:
             if self._loaded.turn != turn:  # closed, or the store did not follow for a while
                 return True
         revises, unsure = self._fitting.first(Fit.REVISES), self._fitting.first(Fit.UNSURE)
-        adding = self._inbox.adding(self._fitting.of) if merges else []
+        adding = self._inbox.adding(self._fitting.merges) if turn.steps_left > 0 else []
         if revises is not None or (adding and step):
             if step:
                 self._stage(compose.superseded(turn, str((revises or adding[0]).input.principal)))
                 return True
             return await self._begin_anew()
-        asks = self._around.persona.in_flight in (InFlight.MERGE, InFlight.RESTART)
-        if unsure is not None and asks and not last:
+        if unsure is not None and self._fitting.joins(unsure) and not last:
             limits, now_ms = self._around.limits, self._around.clock.now_ms()
             self._stage([compose.pause(unsure, turn, self._loaded, now_ms=now_ms, pause_ms=limits.pause_ms)])
             return True

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sayso.core.consent import Consent
-from sayso.core.inputs import Fit
+from sayso.core.inputs import Fit, InFlight
 from sayso.core.labels import Part
 from sayso.core.origin import Origin, Principal, PrincipalKind
 from sayso.core.record import call_line
@@ -53,8 +53,10 @@ class Fitting:
         heard: Callable[[Classified], None],
         *,
         classify_ms: int,
+        in_flight: InFlight,
     ) -> None:
         """`heard` is told what was found out. Without a classifier, all that its own person says belongs to a turn."""
+        self._in_flight = in_flight
         self._classifier, self._store, self._loaded, self._inbox = classifier, store, loaded, inbox
         self._spawn, self._heard, self._classify_ms = spawn, heard, classify_ms
         self._asked: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -75,6 +77,24 @@ class Fitting:
         if self._classifier is None or itself:
             return Fit.ADDS
         return self._loaded.fits.get(entry.n)
+
+    def policy(self, entry: InboxRow) -> InFlight:
+        """Return what becomes of an input that belongs to the running turn: as its sender says, else as the agent is
+        set."""
+        return entry.input.in_flight or self._in_flight
+
+    def joins(self, entry: InboxRow) -> bool:
+        """Whether what belongs to the running turn becomes a part of it, or begins it anew."""
+        return self.policy(entry) in (InFlight.MERGE, InFlight.RESTART)
+
+    def merges(self, entry: InboxRow) -> Fit | None:
+        """Return how an input fits, where it may join the running turn; None where it waits all the same."""
+        fit = self.of(entry)
+        return fit if fit is not Fit.ADDS or self.policy(entry) is InFlight.MERGE else None
+
+    def restarts(self, entry: InboxRow) -> bool:
+        """Whether an input is known to belong to the running turn, and to begin it anew."""
+        return self.of(entry) is Fit.ADDS and self.policy(entry) is InFlight.RESTART
 
     def first(self, fit: Fit) -> InboxRow | None:
         """Return what waits longest of the running turn's own person and fits so."""

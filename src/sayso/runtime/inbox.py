@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from sayso.core.consent import Consent, ConsentState, Replaced, Settled, Standing
 from sayso.core.errors import StoreUnavailable
-from sayso.core.inputs import Answer, Fit, InputKind, Keep, Lane, ParticipantChange
+from sayso.core.inputs import Answer, Fit, InFlight, InputKind, Keep, Lane, ParticipantChange
 from sayso.core.labels import USER, Part
 from sayso.core.operation import OperationState, Ref
 from sayso.core.origin import Origin, Principal, PrincipalKind
@@ -228,10 +228,11 @@ class Inbox:
         moot = [Draft(ConsentWithdrawnBody(consent.id, f"{by} took it back"), consent.turn) for consent in asked]
         return [*moot, Draft(InputRetractedBody(entry.n, n, str(by)))]
 
-    def rejected(self) -> list[Draft]:
-        """Return the rows of what the running turn's own person said while it ran, where the agent is set to refuse
-        that. What she said before it began waits as it did; what a source says is never refused for being busy."""
-        turn, busy = self._loaded.turn, self.said_meanwhile()
+    def rejected(self, policy: Callable[[InboxRow], InFlight]) -> list[Draft]:
+        """Return the rows of what the running turn's own person said while it ran, where that is to be refused. What
+        she said before it began waits as it did; what a source says is never refused for being busy."""
+        turn = self._loaded.turn
+        busy = [entry for entry in self.said_meanwhile() if policy(entry) is InFlight.REJECT]
         if turn is None or not busy:
             return []
         self._take_out(busy)

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from sayso.core.inputs import Answer, Keep, SettingsChange
+from sayso.core.inputs import Answer, InFlight, Keep, SettingsChange
 from sayso.core.session import Others, Position, SessionRole
 from sayso.runtime.commands import Commands
 from sayso.runtime.effects import Effects
@@ -71,6 +71,7 @@ class Api:
             as_of=None if wanted.as_of is None else Position.parse(wanted.as_of),
             client_send_ids=tuple(wanted.client_send_ids),
             attachments=tuple(wanted.attachments),
+            in_flight=None if wanted.in_flight is None else InFlight(wanted.in_flight),
         )
         return wire.input_stored(put)
 

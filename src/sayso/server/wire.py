@@ -89,6 +89,11 @@ class PostInput(Wanted):
     attachments: list[Name] = Field(
         default=[], max_length=ATTACHMENTS_MAX, description="Ids of uploads; the message takes each with it, once."
     )
+    in_flight: Literal["queue", "merge", "reject", "restart"] | None = Field(
+        default=None,
+        description="What becomes of it while a turn of its sender's runs: it waits for its own turn, joins that one, "
+        "is refused with a row, or that one ends for another with both. Left out: as the agent is set.",
+    )
 
 
 class AnswerQuestion(Wanted):
