@@ -195,7 +195,9 @@ async def test_a_message_is_stored_when_it_is_acknowledged(served: Served) -> No
     session = await served.session(headers)
 
     answer = await served.http.post(
-        f"/v1/sessions/{session}/inputs", json={"text": "hello", "client_send_ids": ["c1"]}, headers=headers
+        f"/v1/sessions/{session}/inputs",
+        json={"text": "hello", "client_send_ids": ["c1"], "in_flight": "merge"},
+        headers=headers,
     )
 
     [row] = await served.store.inbox_record(session)
@@ -203,6 +205,7 @@ async def test_a_message_is_stored_when_it_is_acknowledged(served: Served) -> No
     assert answer.json() == {"outcome": "stored", "input": 1, "received_at_ms": row.received_at_ms}
     assert (str(row.input.principal), row.input.verified, row.state) == (user, "api token", "queued")
     assert (row.input.parts[0].text, row.input.client_send_ids) == ("hello", ("c1",))
+    assert row.input.in_flight == "merge"
     assert served.hints.seen[-1] == session
 
 
@@ -330,6 +333,7 @@ WRONG: dict[str, Any] = {
     "ids as a string": {"text": "hi", "client_send_ids": "a"},
     "too many ids": {"text": "hi", "client_send_ids": ["a"] * 17},
     "a long id": {"text": "hi", "client_send_ids": ["a" * 201]},
+    "no such policy": {"text": "hi", "in_flight": "sometimes"},
 }
 
 
