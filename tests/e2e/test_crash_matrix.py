@@ -313,7 +313,7 @@ def the_log_says_what_was_found(played: Played) -> None:
             assert isinstance(then, ToolSentBody)
             assert then.attempt == out.attempts + 1
         assert any(line.kind == "tool.unknown" and line.text.startswith(out.tool) for line in played.log)
-    if not found_out:
+    if not any(found.out for found in played.found):
         assert not any(isinstance(row.body, ToolUnknownBody) for row in played.rows)
         assert all(row.body.attempt == 1 for row in played.rows if isinstance(row.body, ToolSentBody))
     sent = [row.body for row in played.rows if isinstance(row.body, ToolSentBody)]
