@@ -62,11 +62,6 @@ class Fitting:
         self._asked: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     @property
-    def looks(self) -> bool:
-        """Whether anybody says how inputs fit."""
-        return self._classifier is not None
-
-    @property
     def busy(self) -> bool:
         """Whether a classifier is being asked."""
         return bool(self._asked)
@@ -104,7 +99,9 @@ class Fitting:
         """Have that classified of which nobody knows how it fits, one after the other: what came later may not overtake
         it. Of a turn that runs the steps of a yes nothing is asked: nothing can change those."""
         turn = self._loaded.turn
-        if self._classifier is None or turn is None or turn.steps_of is not None or turn.stopped:
+        if self._classifier is None or turn is None:
+            return
+        if turn.steps_of is not None or turn.stopped:
             self.forget()
             return
         body = self._loaded.turn_body
