@@ -294,8 +294,9 @@ class Story:
         return rows
 
     async def rest(self) -> None:
-        """Let everything come to an end; back-off and time-outs pass on the clock."""
-        for _ in range(2_000):
+        """Let everything come to an end; back-off and time-outs pass on the clock. A database takes its own time, of
+        which a busy disk takes much."""
+        for _ in range(40_000):
             await self.choose()
             await self.step()
             quiet = self.app.worker.at_rest and self.app.worker.status(self.session).state is JournalState.HEALTHY
